@@ -1,0 +1,11 @@
+"""The common base of all configuration models: frozen, and strict about unknown keys."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class FrozenConfig(BaseModel):
+    """A settings object: immutable, unknown keys refused, every field documented where it stands."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -1,0 +1,33 @@
+"""The errors that a user of `bert_ds` can meet and mend.
+
+Every message says what is wrong, the values, the rule, and the way out. Anything that is not one
+of these classes (an `AssertionError`, a `KeyError`) is a fault of `bert_ds` itself.
+"""
+
+
+class BertDsError(Exception):
+    """Base of all errors that a user can mend. `exit_code` is what the command exits with."""
+
+    exit_code = 1
+
+
+class ConfigError(BertDsError):
+    """A recipe, a `--set`, a DeepSpeed JSON or a combination of them is wrong."""
+
+    exit_code = 2
+
+
+class DataError(BertDsError):
+    """A dataset folder does not fit the run, or a shard does not match its manifest."""
+
+
+class CheckpointError(BertDsError):
+    """A checkpoint or a run folder cannot be used as asked."""
+
+
+class LaunchError(BertDsError):
+    """The processes of the run could not be brought together."""
+
+
+class TrainingError(BertDsError):
+    """Training cannot go on, for example because the loss is not a number."""
