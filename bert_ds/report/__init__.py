@@ -1,0 +1,11 @@
+"""A run folder as one HTML page with plots, and as a short table for a terminal.
+
+`record` reads the folder, `curves` thins and smooths, `figures` draws (the one user of
+matplotlib), `page` writes HTML, `terminal` writes plain text, `formats` spells numbers.
+Nothing here imports torch or changes the run.
+"""
+
+from bert_ds.report.page import write_report
+from bert_ds.report.terminal import summary_table
+
+__all__ = ["summary_table", "write_report"]

@@ -1,0 +1,103 @@
+"""The outcome of a run as a few lines of plain text: what was made, and where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_ds.report.formats import count, duration, number, percent, plain
+from bert_ds.report.record import PhaseRecord, RunRecord, number_in, read_run, text_in
+
+_HEADER = ("phase", "length", "updates", "samples", "final loss", "sequences/s", "time")
+
+
+def summary_table(run_dir: Path) -> str:
+    """A short table for a terminal: phases, held-out figures, and the files that were made.
+
+    Raises:
+        CheckpointError: there is no such run folder.
+    """
+    run = read_run(run_dir)
+    lines = [f"{run.recipe or run.name}: {run.status}"]
+    if layout := layout_of(run):
+        lines[0] += f" ({layout})"
+    if run.phases:
+        lines += ["", *_aligned([_HEADER, *(_row(phase) for phase in run.phases)])]
+    if sentence := held_out_sentence(run):
+        lines += ["", f"held-out: {sentence}"]
+    lines += ["", *_aligned_pairs(_made(run, run_dir))]
+    lines += [f"note: {note}" for note in run.notes]
+    return "\n".join(lines) + "\n"
+
+
+def layout_of(run: RunRecord) -> str:
+    """World size, ZeRO stage and precision, as far as the summary has them."""
+    world_size = number_in(run.summary, "world_size")
+    zero_stage = number_in(run.summary, "zero_stage")
+    parts = []
+    if world_size is not None:
+        parts.append(f"{count(world_size)} rank" + ("s" if world_size != 1 else ""))
+    if zero_stage is not None:
+        parts.append(f"ZeRO stage {count(zero_stage)}")
+    parts.append(text_in(run.summary, "precision"))
+    return ", ".join(part for part in parts if part)
+
+
+def held_out_sentence(run: RunRecord) -> str:
+    """MLM accuracy against the unigram guess, MLM loss and NSP accuracy; empty without them."""
+    held_out = run.held_out
+    accuracy, unigram = number_in(held_out, "mlm_accuracy"), number_in(held_out, "unigram_accuracy")
+    parts = []
+    if accuracy is not None:
+        parts.append(f"MLM accuracy {percent(accuracy)}")
+        if unigram:
+            parts[0] += f" ({accuracy / unigram:.1f} x the unigram guess, {percent(unigram)})"
+    if (loss := number_in(held_out, "mlm_loss")) is not None:
+        parts.append(f"MLM loss {number(loss)}")
+    if (nsp := number_in(held_out, "nsp_accuracy")) is not None:
+        parts.append(f"NSP accuracy {percent(nsp)}")
+    return ", ".join(parts)
+
+
+def updates_of(phase: PhaseRecord) -> str:
+    """Applied updates, of how many where that is known: 120 of 300."""
+    done, planned = count(phase.fact("global_step")), phase.fact("total_steps")
+    return done if planned is None else f"{done} of {count(planned)}"
+
+
+def _row(phase: PhaseRecord) -> tuple[str, ...]:
+    return (
+        plain(phase.name, 24),
+        count(phase.fact("sequence_length")),
+        updates_of(phase),
+        count(phase.fact("samples_seen")),
+        number(phase.fact("final_loss")),
+        number(phase.median("sequences_per_s")),
+        duration(phase.fact("duration_s")),
+    )
+
+
+def _made(run: RunRecord, run_dir: Path) -> list[tuple[str, str]]:
+    made = [("run folder", plain(run_dir, 4096))]
+    if export := run.summary.get("export"):
+        made.append(("exported model", plain(export, 4096)))
+    if (run_dir / "report.html").exists():
+        made.append(("report", plain(run_dir / "report.html", 4096)))
+    return made
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows in columns: the first to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _aligned_pairs(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    width = max(len(name) for name, _ in pairs)
+    return [f"{name.ljust(width)}  {value}" for name, value in pairs]
