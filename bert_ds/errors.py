@@ -31,3 +31,17 @@ class LaunchError(BertDsError):
 
 class TrainingError(BertDsError):
     """Training cannot go on, for example because the loss is not a number."""
+
+
+class PeerError(BertDsError):
+    """Another rank has failed and has told the user why; this one ends quietly."""
+
+    def __init__(self, failed_rank: int) -> None:
+        super().__init__(f"rank {failed_rank} has failed")
+        self.failed_rank = failed_rank
+
+
+class StopRequested(BertDsError):
+    """The run was asked to stop, has saved its state, and goes on when started again."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: "try again later"

@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class FrozenConfig(BaseModel):
-    """A settings object: immutable, unknown keys refused, every field documented where it stands."""
+    """A settings object: immutable, unknown keys refused, each field documented in place."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

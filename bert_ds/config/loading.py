@@ -1,0 +1,169 @@
+"""From a recipe folder and `--set` overrides to a validated `RunConfig`.
+
+Precedence: defaults < recipe < `--set a.b=c`. All checks happen here, before torch.distributed
+starts, so that a wrong key costs a second and not an allocation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import typing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from bert_ds.config.recipe import RunConfig
+from bert_ds.errors import ConfigError
+
+
+def load_run_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a recipe folder, apply overrides, validate.
+
+    Args:
+        recipe: folder that holds `recipe.json` and the DeepSpeed JSONs that it names.
+        overrides: `path=value` each; the value is JSON, or a plain string where it is not. A path
+            that begins with `deepspeed.` applies to every phase, `phases.1.deepspeed.` to one.
+
+    Raises:
+        ConfigError: a file is missing or not JSON, a key is unknown, a value is out of range.
+    """
+    tree = _read_recipe(recipe)
+    for override in overrides:
+        _apply_override(tree, override)
+    return validate_run_config(tree, where=str(recipe))
+
+
+def validate_run_config(tree: dict[str, Any], where: str) -> RunConfig:
+    """Build a `RunConfig` from plain JSON values; errors name `where`, the key and its rule."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as err:
+        raise ConfigError(f"{where}: " + describe_validation_error(err, RunConfig)) from err
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file that must hold an object.
+
+    Raises:
+        ConfigError: the file cannot be read, is not JSON, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ConfigError(f"cannot read {path}: {err.strerror or err}") from err
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {err.start})") from err
+    except json.JSONDecodeError as err:
+        raise ConfigError(f"{path}, line {err.lineno}: not valid JSON: {err.msg}") from err
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def describe_validation_error(err: ValidationError, model: type[BaseModel]) -> str:
+    """One line a problem: its path, what is wrong, and the nearest known key for an unknown one."""
+    return "; ".join(_describe_problem(problem, model) for problem in err.errors())
+
+
+def nearest_known(key: str, known: Iterable[str]) -> str:
+    """The way out for an unknown key: the nearest known one where there is one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"known keys: {', '.join(names)}"
+
+
+def _read_recipe(recipe: Path) -> dict[str, Any]:
+    if not recipe.is_dir():
+        raise ConfigError(
+            f"no recipe folder at {recipe}; a recipe is a folder with a recipe.json, such as "
+            "ds_configs/bert-large"
+        )
+    tree = read_json_object(recipe / "recipe.json")
+    tree.setdefault("recipe", recipe.resolve().name)
+    phases = tree.get("phases")
+    for phase in phases if isinstance(phases, list) else []:
+        if isinstance(phase, dict) and isinstance(phase.get("deepspeed"), str):
+            phase["deepspeed"] = read_json_object(recipe / phase["deepspeed"])
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not separator or not all(keys):
+        raise ConfigError(f"--set needs key=value, such as model.hidden_size=256; got '{override}'")
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    phases = tree.get("phases")
+    if keys[0] == "deepspeed" and isinstance(phases, list):
+        for index in range(len(phases)):
+            _set_in(tree, ["phases", str(index), *keys], value, override)
+    else:
+        _set_in(tree, keys, value, override)
+
+
+def _set_in(tree: dict[str, Any], keys: Sequence[str], value: Any, override: str) -> None:
+    node: Any = tree
+    for depth, key in enumerate(keys):
+        is_last = depth == len(keys) - 1
+        if isinstance(node, list):
+            if not key.isdigit() or int(key) >= len(node):
+                raise ConfigError(
+                    f"--set {override}: '{key}' must be an index from 0 to {len(node) - 1} of "
+                    f"{'.'.join(keys[:depth])}"
+                )
+            slot: Any = int(key)
+        elif isinstance(node, dict):
+            slot = key
+            if not is_last:
+                node.setdefault(slot, {})
+        else:
+            raise ConfigError(
+                f"--set {override}: {'.'.join(keys[:depth])} is a plain value, it has no '{key}'"
+            )
+        if is_last:
+            node[slot] = value
+        else:
+            node = node[slot]
+
+
+def _describe_problem(problem: Any, model: type[BaseModel]) -> str:
+    location = [part for part in problem["loc"]]
+    path = ".".join(str(part) for part in location) or model.__name__
+    if problem["type"] == "extra_forbidden":
+        hint = nearest_known(str(location[-1]), _known_keys(model, location[:-1]))
+        return f"unknown key '{path}'; {hint}"
+    if problem["type"] == "missing":
+        return f"'{path}' is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    shown = problem["input"]
+    return f"'{path}': {message}" + (f" (it is {shown!r})" if _is_short(shown) else "")
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, (str, int, float, bool, type(None))) and len(repr(value)) <= 60
+
+
+def _known_keys(model: type[BaseModel], location: Sequence[Any]) -> set[str]:
+    """Names of the fields where `location` points; for a union, those of all its members."""
+    models: set[type[BaseModel]] = {model}
+    for part in location:
+        found: set[type[BaseModel]] = set()
+        for candidate in models:
+            if isinstance(part, str) and part in candidate.model_fields:
+                found |= _models_within(candidate.model_fields[part].annotation)
+        models = found or models
+    return {name for candidate in models for name in candidate.model_fields}
+
+
+def _models_within(annotation: Any) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {annotation}
+    return {m for argument in typing.get_args(annotation) for m in _models_within(argument)}

@@ -1,0 +1,97 @@
+"""The settings of a pretraining run: what a recipe folder holds, as frozen, validated models.
+
+A recipe is `recipe.json` plus one plain DeepSpeed JSON a phase. What DeepSpeed knows (batch sizes,
+optimizer and its peak learning rate, precision, ZeRO, clipping) stands in the DeepSpeed JSON and
+nowhere else; everything else (model, steps, schedule, seed, checkpoints) stands in `recipe.json`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from bert_ds.config.base import FrozenConfig
+from bert_ds.config.model import ModelConfig
+from bert_ds.config.schedule import ScheduleConfig
+
+
+class PhaseConfig(FrozenConfig):
+    """One stretch of training at one sequence length."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    """Name in logs, metrics and checkpoint folders."""
+    sequence_length: int = Field(gt=3)
+    """Longest row in tokens; rows are read from DATA/seq<sequence_length>."""
+    max_predictions_per_seq: int = Field(gt=0)
+    """Most masked positions in a row; must cover what the dataset was made with."""
+    total_steps: int = Field(gt=0)
+    """Updates to apply in this phase."""
+    schedule: ScheduleConfig
+    """Learning rate over the phase; its peak is optimizer.params.lr of the DeepSpeed JSON."""
+    moments: Literal["carry", "reset"] = "carry"
+    """What becomes of the optimizer's moments of the phase before; the step count restarts."""
+    deepspeed: dict[str, Any]
+    """The phase's DeepSpeed configuration, plain and complete."""
+
+
+class CheckpointConfig(FrozenConfig):
+    """When checkpoints are written and how many stay."""
+
+    every_steps: int = Field(default=500, gt=0)
+    """Updates between checkpoints; one is always written at the end of a phase."""
+    keep_last: int = Field(default=2, gt=0)
+    """Newest checkpoints kept; the end of each phase is kept besides."""
+
+
+class EvaluationConfig(FrozenConfig):
+    """Evaluation on the held-out shards at the end of the run."""
+
+    micro_batch_size: int = Field(default=32, gt=0)
+    """Sequences per rank per forward."""
+    max_sequences: int | None = Field(default=None, gt=0)
+    """Rows of the held-out split to use, from its start; null for all of them."""
+
+
+class LoggingConfig(FrozenConfig):
+    """How often the run reports. `metrics.jsonl` holds every update whatever these say."""
+
+    every_steps: int = Field(default=10, gt=0)
+    """Updates between reads of the device, writes of metrics and progress lines."""
+
+
+class RunConfig(FrozenConfig):
+    """Everything that decides a run, resolved: recipe, overrides and defaults."""
+
+    recipe: str = Field(min_length=1)
+    """Name of the recipe."""
+    seed: int = Field(default=42, ge=0)
+    """Keys initial weights, row order and dropout."""
+    model: ModelConfig
+    """Shape of the network."""
+    phases: tuple[PhaseConfig, ...] = Field(min_length=1)
+    """The stretches of training, in order."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Held-out evaluation."""
+    logging: LoggingConfig = LoggingConfig()
+    """Reports."""
+
+    @field_validator("phases")
+    @classmethod
+    def _phase_names_differ(cls, phases: tuple[PhaseConfig, ...]) -> tuple[PhaseConfig, ...]:
+        names = [phase.name for phase in phases]
+        if len(set(names)) != len(names):
+            raise ValueError(f"phase names must differ; they are {', '.join(names)}")
+        return phases
+
+    @model_validator(mode="after")
+    def _phases_fit_the_model(self) -> RunConfig:
+        for phase in self.phases:
+            if phase.sequence_length > self.model.max_position_embeddings:
+                raise ValueError(
+                    f"{phase.name}.sequence_length ({phase.sequence_length}) must not exceed "
+                    f"model.max_position_embeddings ({self.model.max_position_embeddings})"
+                )
+        return self
