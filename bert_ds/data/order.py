@@ -1,0 +1,87 @@
+"""The order of training rows: an endless stream that is a function of (block counts, seed) alone.
+
+Every epoch holds every row once, in a new order: the blocks of all shards are permuted, neighbours
+in that permutation form a window, and the rows of a window are permuted. Preparation has already
+mixed rows within its buckets, so a window of a few blocks is enough, and a rank that needs some
+hundred rows of an update reads a few blocks, not the corpus.
+
+World size, micro batch, accumulation and the number of readers do not enter. Permutations sort
+raw Philox output, a stream that NumPy promises not to change, so that a run can be resumed under
+another NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from bert_ds.seeding import keyed_bits
+
+IndexArray = npt.NDArray[np.int64]
+
+BLOCKS_PER_WINDOW = 8  # 8 x 1,024 rows are mixed; about 2 MB at 128 tokens
+
+
+@dataclass(frozen=True)
+class WindowSlice:
+    """Consecutive rows of the stream that lie in one window.
+
+    Attributes:
+        blocks: the window's block numbers, in the order that their rows are counted.
+        rows: int64 [n], row numbers within the concatenated blocks, in stream order.
+    """
+
+    blocks: tuple[int, ...]
+    rows: IndexArray
+
+
+class RowOrder:
+    """Maps positions of the endless stream to rows of blocks."""
+
+    def __init__(
+        self, block_counts: Sequence[int], seed: int, blocks_per_window: int = BLOCKS_PER_WINDOW
+    ) -> None:
+        """Args: rows of each block, in manifest order; key of all permutations; blocks mixed."""
+        self.block_counts = np.asarray(block_counts, dtype=np.int64)
+        self.rows_per_epoch = int(self.block_counts.sum())
+        if self.rows_per_epoch <= 0:
+            raise ValueError("the order of no rows is not defined")
+        self._seed = seed
+        self._blocks_per_window = blocks_per_window
+        self._windows_of_epoch = lru_cache(maxsize=2)(self._make_windows)
+        self._rows_of_window = lru_cache(maxsize=4)(self._make_rows)
+
+    def slices(self, start: int, stop: int) -> Iterator[WindowSlice]:
+        """The rows at stream positions [start, stop), cut where a window ends."""
+        position = start
+        while position < stop:
+            epoch, offset = divmod(position, self.rows_per_epoch)
+            windows, ends = self._windows_of_epoch(epoch)
+            window = int(np.searchsorted(ends, offset, side="right"))
+            begin = int(ends[window - 1]) if window else 0
+            count = min(stop - position, int(ends[window]) - offset)
+            rows = self._rows_of_window(epoch, window)
+            yield WindowSlice(windows[window], rows[offset - begin : offset - begin + count])
+            position += count
+
+    def _make_windows(self, epoch: int) -> tuple[list[tuple[int, ...]], IndexArray]:
+        blocks = permutation(len(self.block_counts), self._seed, "blocks", epoch)
+        size = self._blocks_per_window
+        windows = [tuple(map(int, blocks[i : i + size])) for i in range(0, len(blocks), size)]
+        counts = [int(self.block_counts[list(window)].sum()) for window in windows]
+        return windows, np.cumsum(counts, dtype=np.int64)
+
+    def _make_rows(self, epoch: int, window: int) -> IndexArray:
+        windows, _ = self._windows_of_epoch(epoch)
+        count = int(self.block_counts[list(windows[window])].sum())
+        return permutation(count, self._seed, "rows", epoch, window)
+
+
+def permutation(count: int, *key: int | str) -> IndexArray:
+    """A permutation of `count` numbers, a function of `key` alone. Returns int64 [count]."""
+    draws = np.random.Philox(key=keyed_bits(*key)).random_raw(count)
+    return np.argsort(draws, kind="stable").astype(np.int64, copy=False)
