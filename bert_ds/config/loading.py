@@ -71,7 +71,7 @@ def describe_validation_error(err: ValidationError, model: type[BaseModel]) -> s
 def nearest_known(key: str, known: Iterable[str]) -> str:
     """The way out for an unknown key: the nearest known one where there is one, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     if close:
         return f"did you mean '{close[0]}'?"
     return f"known keys: {', '.join(names)}"
@@ -135,11 +135,9 @@ def _set_in(tree: dict[str, Any], keys: Sequence[str], value: Any, override: str
 
 
 def _describe_problem(problem: Any, model: type[BaseModel]) -> str:
-    location = [part for part in problem["loc"]]
-    path = ".".join(str(part) for part in location) or model.__name__
+    path, known = _locate(problem["loc"], model)
     if problem["type"] == "extra_forbidden":
-        hint = nearest_known(str(location[-1]), _known_keys(model, location[:-1]))
-        return f"unknown key '{path}'; {hint}"
+        return f"unknown key '{path}'; {nearest_known(path.rpartition('.')[2], known)}"
     if problem["type"] == "missing":
         return f"'{path}' is missing"
     message = problem["msg"].removeprefix("Value error, ")
@@ -151,16 +149,33 @@ def _is_short(value: Any) -> bool:
     return isinstance(value, (str, int, float, bool, type(None))) and len(repr(value)) <= 60
 
 
-def _known_keys(model: type[BaseModel], location: Sequence[Any]) -> set[str]:
-    """Names of the fields where `location` points; for a union, those of all its members."""
-    models: set[type[BaseModel]] = {model}
+def _locate(location: Sequence[Any], model: type[BaseModel]) -> tuple[str, set[str]]:
+    """Pydantic's location as a `--set` path, and the keys that are known beside its last part.
+
+    Where a union is told apart by `kind`, pydantic puts the kind into the location: it narrows the
+    models that the keys may come from, and is no part of the path.
+    """
+    models, beside, path = {model}, {model}, []
     for part in location:
-        found: set[type[BaseModel]] = set()
-        for candidate in models:
-            if isinstance(part, str) and part in candidate.model_fields:
-                found |= _models_within(candidate.model_fields[part].annotation)
-        models = found or models
-    return {name for candidate in models for name in candidate.model_fields}
+        of_kind = {m for m in models if "kind" in m.model_fields and part in _kinds(m)}
+        if of_kind:
+            models = of_kind
+            continue
+        path.append(str(part))
+        beside = models
+        if isinstance(part, str):
+            models = {
+                inner
+                for candidate in models
+                if part in candidate.model_fields
+                for inner in _models_within(candidate.model_fields[part].annotation)
+            }
+    known = {name for candidate in beside for name in candidate.model_fields}
+    return ".".join(path) or model.__name__, known
+
+
+def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
+    return typing.get_args(model.model_fields["kind"].annotation)
 
 
 def _models_within(annotation: Any) -> set[type[BaseModel]]:

@@ -1,0 +1,283 @@
+"""Checkpoints: tensors by name, without a layout, complete or not there at all.
+
+A checkpoint is a folder: `weights.safetensors` and `optimizer.safetensors` (float32, named as the
+model's parameters, so that any world size can load them and so can anybody without DeepSpeed),
+`state.json` (counters and what the run was), `manifest.json` (size and SHA-256 of each file).
+
+Writing: files into a temporary folder, each synced; the manifest last; rename; then the pointer
+`latest`. A kill at any point leaves the former checkpoint as it was and at most a temporary folder,
+which the next save removes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from bert_ds.errors import CheckpointError
+from bert_ds.files import sync, write_atomically
+
+FORMAT_VERSION = 1
+_TEMPORARY = ".incomplete"
+_TENSOR_FILES = ("weights.safetensors", "optimizer.safetensors")
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """What a checkpoint says besides its tensors.
+
+    Attributes:
+        phase: name of the phase that it was written in.
+        phase_index: number of that phase, from 0.
+        global_step: updates applied in the phase.
+        skipped_steps: updates of the phase skipped for overflow.
+        samples_seen: rows of the phase consumed, all ranks; the position in the data.
+        tokens_seen: real tokens of the phase consumed, all ranks.
+        is_phase_end: whether the phase is complete.
+        optimizer_step: the optimizer's own count of updates, for its bias correction.
+        dataset_fingerprint: of the phase's dataset.
+        vocabulary_sha256: of the vocabulary.
+        world_size, zero_stage, precision: the layout that wrote it, for information.
+        versions: of the packages that wrote it.
+    """
+
+    phase: str
+    phase_index: int
+    global_step: int
+    skipped_steps: int
+    samples_seen: int
+    tokens_seen: int
+    is_phase_end: bool
+    optimizer_step: int
+    dataset_fingerprint: str
+    vocabulary_sha256: str
+    world_size: int
+    zero_stage: int
+    precision: str
+    versions: dict[str, str]
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the checkpoint's folder; sorts by progress."""
+        return f"{self.phase_index:02d}-{self.phase}-step{self.global_step:08d}"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that has been read.
+
+    Attributes:
+        path: its folder.
+        state: counters and origin.
+        weights: float32 by parameter name.
+        optimizer: float32 by `exp_avg/<name>` and `exp_avg_sq/<name>`.
+    """
+
+    path: Path
+    state: CheckpointState
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+
+
+def save_checkpoint(
+    folder: Path,
+    state: CheckpointState,
+    weights: dict[str, torch.Tensor],
+    optimizer: dict[str, torch.Tensor],
+) -> Path:
+    """Write a checkpoint below `folder` and point `latest` at it.
+
+    Raises:
+        CheckpointError: it could not be written, for example because the disk is full; what was
+            there before is untouched.
+    """
+    final = folder / state.folder_name
+    temporary = folder / (state.folder_name + _TEMPORARY)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stale in folder.glob("*" + _TEMPORARY):
+            shutil.rmtree(stale)
+        temporary.mkdir()
+        for name, tensors in zip(_TENSOR_FILES, (weights, optimizer), strict=True):
+            save_file(_on_cpu(tensors), temporary / name, metadata={"format": "pt"})
+        content = {"format_version": FORMAT_VERSION, **asdict(state)}
+        (temporary / "state.json").write_text(json.dumps(content, indent=2) + "\n")
+        (temporary / "manifest.json").write_text(json.dumps(_describe(temporary), indent=2) + "\n")
+        for file in temporary.iterdir():
+            sync(file)
+        sync(temporary)
+        if final.exists():
+            shutil.rmtree(final)
+        temporary.rename(final)
+        write_atomically(folder / "latest", state.folder_name + "\n")
+    except (OSError, SafetensorError) as err:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write checkpoint {final}: {err}. Earlier checkpoints are untouched; make room "
+            "or mend the folder and start the same command again"
+        ) from err
+    return final
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint. Checksums are the business of `check_files`, which one rank does for all.
+
+    Raises:
+        CheckpointError: a file cannot be read or is of another format.
+    """
+    content = _read_json(path / "state.json")
+    version = content.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint format {version!r}, this version reads {FORMAT_VERSION}"
+        )
+    try:
+        state = CheckpointState(**content)
+    except TypeError as err:
+        raise CheckpointError(f"{path / 'state.json'}: {err}") from err
+    try:
+        weights, optimizer = (load_file(path / file) for file in _TENSOR_FILES)
+    except (OSError, SafetensorError) as err:
+        raise CheckpointError(f"cannot read the tensors of {path}: {err}") from err
+    return Checkpoint(path, state, weights, optimizer)
+
+
+def load_weights(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy the checkpoint's weights into the model.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != checkpoint.weights.keys():
+        odd = sorted(parameters.keys() ^ checkpoint.weights.keys())
+        raise CheckpointError(
+            f"{checkpoint.path} is of another model; it differs in {', '.join(odd[:3])}"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            saved = checkpoint.weights[name]
+            if saved.shape != parameter.shape:
+                raise CheckpointError(
+                    f"{checkpoint.path}: {name} has shape {tuple(saved.shape)}, the model has "
+                    f"{tuple(parameter.shape)}"
+                )
+            parameter.copy_(saved)
+
+
+def check_files(path: Path) -> None:
+    """Compare a checkpoint's files with its manifest.
+
+    Raises:
+        CheckpointError: names the first file that is missing or differs.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"no checkpoint folder at {path}")
+    if not (path / "manifest.json").is_file():
+        raise CheckpointError(f"{path} has no manifest.json: it is no complete checkpoint")
+    for file, stated in _read_json(path / "manifest.json").items():
+        if not (path / file).is_file():
+            raise CheckpointError(f"{path} is incomplete: {file} is missing")
+        found = _file_entry(path / file)
+        if found != stated:
+            raise CheckpointError(
+                f"{path / file} has changed since it was written: {found} instead of {stated}"
+            )
+
+
+def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from: the one that `latest` names, else the newest whole one.
+
+    Returns:
+        Its path, or None where there is none at all; and a line for each one passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none of them is whole.
+    """
+    complaints: list[str] = []
+    found_any = False
+    for path in _candidates(folder):
+        found_any = True
+        try:
+            check_files(path)
+        except CheckpointError as err:
+            complaints.append(f"passed over {path}: {err}")
+            continue
+        return path, complaints
+    if found_any:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole: {'; '.join(complaints)}. Restore one, or start "
+            "again in another folder"
+        )
+    return None, complaints
+
+
+def remove_old_checkpoints(folder: Path, keep_last: int) -> None:
+    """Remove all but the newest `keep_last` checkpoints; ends of phases stay."""
+    for path in _by_progress(folder)[keep_last:]:
+        try:
+            is_phase_end = bool(_read_json(path / "state.json").get("is_phase_end"))
+        except CheckpointError:
+            continue  # not one of ours, or damaged: it stays for the user to look at
+        if not is_phase_end:
+            doomed = path.with_name(path.name + _TEMPORARY)
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    ordered = _by_progress(folder)
+    pointer = folder / "latest"
+    if pointer.is_file():
+        named = folder / pointer.read_text().strip()
+        if named in ordered:
+            yield named
+            ordered.remove(named)
+    yield from ordered
+
+
+def _by_progress(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.endswith(_TEMPORARY) and "-step" in path.name
+    ]
+    return sorted(found, key=lambda path: path.name, reverse=True)
+
+
+def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    return {path.name: _file_entry(path) for path in sorted(folder.iterdir())}
+
+
+def _file_entry(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 22):
+            digest.update(chunk)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"cannot read {path}: {err}") from err
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return content

@@ -1,0 +1,201 @@
+"""The `bert-ds` command: arguments, exit codes, and how errors are told.
+
+Nothing heavy is imported before a command is known to be well-formed, so that `--help` is quick.
+Results go to stdout, logs and progress to stderr. Exit codes: 0 done, 1 failed, 2 wrong usage or
+settings, 75 stopped on request (start the same command again), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_ds import __version__
+from bert_ds.errors import BertDsError, ConfigError, PeerError, StopRequested
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    command_line = list(sys.argv[1:] if argv is None else argv)
+    arguments = build_parser().parse_args(command_line)
+    _start_logging()
+    try:
+        _run(arguments, command_line)
+    except BertDsError as err:
+        _tell(err)
+        return _leave(err.exit_code)
+    except KeyboardInterrupt:
+        return _leave(130)
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="bert-ds", description="Pretrain BERT with DeepSpeed, evaluate it, use it, export it."
+    )
+    parser.add_argument("--version", action="version", version=f"bert-ds {__version__}")
+    # Given by the deepspeed launcher; the rank is read from the environment instead.
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_pretrain(commands)
+    _add_plan(commands)
+    _add_evaluate(commands)
+    _add_fill_mask(commands)
+    _add_export(commands)
+    _add_report(commands)
+    return parser
+
+
+def _add_pretrain(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "pretrain",
+        help="train all phases of a recipe, from where the run stands",
+        description="Train all phases of a recipe. Started again with the same arguments it goes "
+        "on from the newest checkpoint; when everything is done it says so.",
+    )
+    _add_recipe(command)
+    command.add_argument(
+        "--data", type=Path, required=True, metavar="DIR",
+        help="folder with a dataset a sequence length: DIR/seq128, DIR/seq512",
+    )  # fmt: skip
+    command.add_argument(
+        "--output-dir", type=Path, required=True, metavar="RUN", help="the run folder"
+    )
+    command.add_argument(
+        "--resume", default="auto", metavar="{auto,never,PATH}",
+        help="auto: from the newest checkpoint of RUN where there is one (default); never: refuse "
+        "to go on with a run; PATH: from that checkpoint",
+    )  # fmt: skip
+    command.add_argument(
+        "--dry-run", action="store_true", help="check settings, batches and datasets, then stop"
+    )
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "plan", help="batch arithmetic of a recipe at a world size; needs no GPU"
+    )
+    _add_recipe(command)
+    command.add_argument("--world-size", type=int, required=True, metavar="N", help="ranks")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "evaluate", help="held-out loss and accuracies of a run's newest checkpoint, as JSON"
+    )
+    _add_run(command)
+    command.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="folder as for pretrain"
+    )
+
+
+def _add_fill_mask(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("fill-mask", help="guess the [MASK]s of a text")
+    _add_run(command)
+    command.add_argument("text", help="text with one or more [MASK]")
+    command.add_argument("--top-k", type=int, default=5, metavar="K", help="guesses (default 5)")
+
+
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "export-hf", help="write the model as a Hugging Face folder (BertForPreTraining)"
+    )
+    _add_run(command)
+    command.add_argument("--output-dir", type=Path, required=True, metavar="DIR")
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("report", help="one HTML page about a run, and a short table")
+    _add_run(command)
+    command.add_argument(
+        "--output", type=Path, metavar="FILE", help="the page (default RUN/report.html)"
+    )
+
+
+def _add_recipe(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--recipe", type=Path, required=True, metavar="FOLDER", help="such as ds_configs/bert-large"
+    )
+    command.add_argument(
+        "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE",
+        help="change a setting: model.hidden_dropout_prob=0, phases.0.total_steps=20, "
+        "deepspeed.zero_optimization.stage=1 (every phase), phases.1.deepspeed.... (one)",
+    )  # fmt: skip
+
+
+def _add_run(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--run", type=Path, required=True, metavar="RUN", help="a run folder of pretrain"
+    )
+
+
+def _run(arguments: argparse.Namespace, command_line: list[str]) -> None:
+    if arguments.command == "plan":  # without torch, at once
+        from bert_ds.commands import plan
+
+        plan.run(arguments)
+    elif arguments.command == "pretrain":
+        from bert_ds.commands import pretrain
+
+        pretrain.run(arguments, command_line)
+    elif arguments.command == "report":
+        from bert_ds.commands import report
+
+        report.run(arguments)
+    else:
+        from bert_ds.commands import trained
+
+        {
+            "evaluate": trained.evaluate,
+            "fill-mask": trained.fill_mask,
+            "export-hf": trained.export_hf,
+        }[arguments.command](arguments)
+
+
+def _start_logging() -> None:
+    """Rank 0 tells what happens; the other ranks only what is wrong."""
+    is_main = _environment_rank() == 0
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO if is_main else logging.WARNING, format="%(message)s"
+    )
+
+
+def _tell(err: BertDsError) -> None:
+    """Print an error once a host where every rank meets it, with the rank where only one does."""
+    rank, local_rank = _environment_rank(), int(os.environ.get("LOCAL_RANK", "0") or 0)
+    if isinstance(err, PeerError):
+        return
+    if isinstance(err, StopRequested):
+        if rank == 0:
+            print(f"bert-ds: {err}", file=sys.stderr)
+    elif isinstance(err, ConfigError):
+        if local_rank == 0:
+            print(f"bert-ds: error: {err}", file=sys.stderr)
+    else:
+        where = f" (rank {rank})" if rank else ""
+        print(f"bert-ds: error{where}: {err}", file=sys.stderr)
+
+
+def _environment_rank() -> int:
+    for key in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
+        if os.environ.get(key, "").isdigit():
+            return int(os.environ[key])
+    return 0
+
+
+def _leave(exit_code: int) -> int:
+    """End a rank of a group at once: tearing the group down would wait for ranks that are gone."""
+    if "torch" in sys.modules:
+        import torch.distributed as torch_dist
+
+        if torch_dist.is_available() and torch_dist.is_initialized():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(exit_code)
+    return exit_code

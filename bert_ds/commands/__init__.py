@@ -1,0 +1,1 @@
+"""What each subcommand of `bert-ds` does, once its arguments are known."""

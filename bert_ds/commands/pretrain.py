@@ -1,0 +1,105 @@
+"""`bert-ds pretrain`: check everything that can be checked, bring the ranks together, train."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from bert_ds.config.deepspeed import check_run, check_run_is_trainable
+from bert_ds.config.loading import load_run_config
+from bert_ds.config.recipe import RunConfig
+from bert_ds.dist import Communicator, World, init_process_group, shutdown, world_from_environment
+from bert_ds.errors import StopRequested
+from bert_ds.train import setup
+from bert_ds.train.pretrain import Run, run_pretraining
+from bert_ds.train.run_folder import RunFolder, setting_differences
+from bert_ds.train.stop import StopFlag
+
+
+def run(arguments: argparse.Namespace, command_line: list[str]) -> None:
+    """Train the recipe's phases from where the run stands."""
+    world = world_from_environment(os.environ)
+    config = load_run_config(arguments.recipe, arguments.set)
+    check_run(config)
+    setup.check_optimizers(config)
+    batches = setup.check_batches(config, world.world_size)
+    check_run_is_trainable(config)
+    if arguments.dry_run:
+        setup.open_phase_data(config, arguments.data)
+        if world.is_main:
+            for phase, batch in zip(config.phases, batches, strict=True):
+                print(f"{phase.name}: {phase.total_steps} updates, {batch}")
+            print("settings, batches and datasets fit; nothing was started (--dry-run)")
+        return
+    if _is_complete(arguments.output_dir, config, arguments.resume):
+        if world.is_main:
+            print(f"{arguments.output_dir} is complete, nothing to do")
+        return
+    with StopFlag() as stop:
+        prepared = _prepare(arguments, config, world, stop, command_line)
+        try:
+            run_pretraining(prepared, arguments.resume)
+        except StopRequested:  # raised on all ranks together
+            shutdown()
+            raise
+        shutdown()
+    if world.is_main:
+        print(f"{arguments.output_dir} is complete")
+
+
+def _prepare(
+    arguments: argparse.Namespace,
+    config: RunConfig,
+    world: World,
+    stop: StopFlag,
+    command_line: list[str],
+) -> Run:
+    """Bring the ranks together, claim the run folder, open the datasets."""
+    device = setup.select_device(world)
+    init_process_group(world, device)
+    comm = Communicator(world, device)
+    folder = RunFolder(arguments.output_dir)
+
+    def claim() -> None:
+        if world.is_main:
+            folder.claim()
+            folder.check_belongs_to(config, arguments.resume == "never")
+
+    comm.together(claim)
+    data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
+    if world.is_main:
+        folder.write_config(config, _origin(command_line))
+    return Run(config, world, comm, device, folder, data, stop)
+
+
+def _is_complete(output_dir: Path, config: RunConfig, resume: str) -> bool:
+    """Whether the folder holds this very run, all phases trained and evaluated."""
+    folder = RunFolder(output_dir)
+    if resume != "auto" or not folder.summary.exists():
+        return False
+    former = folder.read_config()
+    is_same = former is not None and not list(setting_differences(former, config))
+    return is_same and folder.read_summary().get("status") == "complete"
+
+
+def _origin(command_line: list[str]) -> dict[str, Any]:
+    """How a run was started: command, package versions, and the commit where there is one."""
+    try:
+        commit = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = None  # installed from a wheel, or without git
+    return {
+        "command": shlex.join(["bert-ds", *command_line]),
+        "commit": commit,
+        "versions": setup.package_versions(),
+    }

@@ -1,0 +1,1 @@
+"""Throughput, FLOPs and logs: reads the training state and never changes it."""

@@ -1,0 +1,150 @@
+"""From the sums that stay on the device to one row of numbers an update.
+
+Records gather on every rank without a read of the device. `flush` adds up all of them over the
+ranks in one all-reduce, reads the result once, and hands a row an update to the sinks of rank 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from bert_ds.errors import TrainingError
+
+MetricsRow = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """One update as this rank saw it.
+
+    Attributes:
+        global_step, skipped_steps, samples_seen, tokens_seen: counters after the update.
+        num_predictions, num_sequences, num_tokens: of the update, all ranks.
+        sums: float64 [4] on the device, this rank's MLM loss sum, NSP loss sum, MLM correct, NSP
+            correct.
+        learning_rate: of the update.
+        grad_norm: global norm before clipping, scalar on the device, where it is known.
+        loss_scale: of fp16, where there is one.
+        step_s: seconds that the whole update took on the host.
+        data_wait_s: seconds of them spent waiting for data.
+    """
+
+    global_step: int
+    skipped_steps: int
+    samples_seen: int
+    tokens_seen: int
+    num_predictions: int
+    num_sequences: int
+    num_tokens: int
+    sums: torch.Tensor
+    learning_rate: float
+    grad_norm: torch.Tensor | None
+    loss_scale: float | None
+    step_s: float
+    data_wait_s: float
+
+
+class Sink(Protocol):
+    """Something that takes finished rows: a file, TensorBoard, the terminal."""
+
+    def write(self, rows: Sequence[MetricsRow]) -> None: ...
+
+
+class Meter:
+    """Turns records into rows for one phase."""
+
+    def __init__(
+        self,
+        phase: str,
+        sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
+        sinks: Sequence[Sink],
+    ) -> None:
+        """Args: phase name for the rows; in-place sum of a device tensor; sinks (rank 0 only)."""
+        self._phase = phase
+        self._sum_over_ranks = sum_over_ranks
+        self._sinks = sinks
+        self._records: list[UpdateRecord] = []
+        self.last_row: MetricsRow | None = None
+
+    def add(self, record: UpdateRecord) -> None:
+        """Keep a record until the next flush."""
+        self._records.append(record)
+
+    def flush(self) -> None:
+        """Reduce, read and hand on what has gathered. All ranks call it at the same updates.
+
+        Raises:
+            TrainingError: a loss is not a number; the rows up to it have been handed on.
+        """
+        if not self._records:
+            return
+        records, self._records = self._records, []
+        sums = self._sum_over_ranks(torch.stack([record.sums for record in records])).tolist()
+        norms = _read_norms(records)
+        rows = [
+            make_row(self._phase, record, values, norm)
+            for record, values, norm in zip(records, sums, norms, strict=True)
+        ]
+        for sink in self._sinks:
+            sink.write(rows)
+        self.last_row = rows[-1]
+        for row in rows:
+            if not math.isfinite(row["loss"]) and row["loss_scale"] is None:
+                raise TrainingError(
+                    f"the loss of {self._phase} is {row['loss']} at update {row['global_step']} "
+                    f"(learning rate {row['learning_rate']:.3g}, gradient norm "
+                    f"{row['grad_norm']}); the last checkpoint is from before it. Lower "
+                    "optimizer.params.lr or lengthen the warm-up"
+                )
+
+
+def make_row(
+    phase: str, record: UpdateRecord, sums: Sequence[float], grad_norm: float | None
+) -> MetricsRow:
+    """One row of `metrics.jsonl`.
+
+    Args:
+        phase: name of the phase.
+        record: the update; its own `sums` are this rank's and are not used.
+        sums: the four sums over all ranks.
+        grad_norm: the record's, read from the device.
+
+    Returns:
+        Losses in nats: `mlm_loss` a masked position, `nsp_loss` a row, `loss` their sum.
+    """
+    mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct = sums
+    num_predictions = max(record.num_predictions, 1)
+    mlm_loss = mlm_loss_sum / num_predictions
+    nsp_loss = nsp_loss_sum / record.num_sequences
+    return {
+        "phase": phase,
+        "global_step": record.global_step,
+        "skipped_steps": record.skipped_steps,
+        "samples_seen": record.samples_seen,
+        "tokens_seen": record.tokens_seen,
+        "loss": mlm_loss + nsp_loss,
+        "mlm_loss": mlm_loss,
+        "nsp_loss": nsp_loss,
+        "mlm_accuracy": mlm_correct / num_predictions,
+        "nsp_accuracy": nsp_correct / record.num_sequences,
+        "learning_rate": record.learning_rate,
+        "grad_norm": grad_norm,
+        "loss_scale": record.loss_scale,
+        "step_s": record.step_s,
+        "data_wait_s": record.data_wait_s,
+        "sequences_per_s": record.num_sequences / record.step_s,
+        "tokens_per_s": record.num_tokens / record.step_s,
+    }
+
+
+def _read_norms(records: Sequence[UpdateRecord]) -> list[float | None]:
+    known = [record.grad_norm for record in records if record.grad_norm is not None]
+    if len(known) < len(records):
+        return [None if norm is None else float(norm) for norm in (r.grad_norm for r in records)]
+    values: list[float | None] = torch.stack(known).tolist()
+    return values

@@ -1,0 +1,164 @@
+"""Where rows go: `metrics.jsonl`, TensorBoard, and the person at the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tqdm import tqdm
+
+from bert_ds.metrics.meter import MetricsRow
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_TENSORBOARD_TAGS = (
+    "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
+    "loss_scale", "skipped_steps", "sequences_per_s", "tokens_per_s", "data_wait_s",
+)  # fmt: skip
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class JsonLinesSink:
+    """Appends rows to `metrics.jsonl`; written through to the disk at each flush."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, rows: Sequence[MetricsRow]) -> None:
+        """Append one line a row."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def keep_rows(path: Path, is_kept: Callable[[MetricsRow], bool]) -> None:
+    """Rewrite a metrics file with the rows that are kept; a torn last line is dropped.
+
+    A run that goes on from a checkpoint does updates again that the killed run had logged: with
+    the rows after the checkpoint removed first, every update is in the file once.
+    """
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if is_kept(row):
+            kept.append(line + "\n")
+    temporary = path.with_name(path.name + ".incomplete")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    temporary.replace(path)
+
+
+class TensorBoardSink:
+    """Writes scalars of a phase under `<phase>/`, over the samples seen in the whole run."""
+
+    def __init__(self, folder: Path, phase: str, samples_before: int, samples_seen: int) -> None:
+        """Args: log folder; phase; samples of earlier phases; samples of this one so far."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._phase = phase
+        self._samples_before = samples_before
+        self._writer: SummaryWriter = SummaryWriter(
+            str(folder / phase), purge_step=samples_before + samples_seen + 1
+        )
+
+    def write(self, rows: Sequence[MetricsRow]) -> None:
+        """Add the scalars that a row knows."""
+        for row in rows:
+            step = self._samples_before + row["samples_seen"]
+            for tag in _TENSORBOARD_TAGS:
+                if row[tag] is not None:
+                    self._writer.add_scalar(tag, row[tag], step)
+
+    def close(self) -> None:
+        """Write what is pending."""
+        self._writer.close()
+
+
+class ProgressSink:
+    """A bar on a terminal, plain lines elsewhere, with loss, accuracy, rate and time left."""
+
+    def __init__(
+        self,
+        phase: str,
+        total_steps: int,
+        global_step: int,
+        stream: TextIO,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Args: phase; updates at its end; updates already done; where to write; seconds now."""
+        self._phase = phase
+        self._total_steps = total_steps
+        self._stream = stream
+        self._clock = clock
+        self._started_at = clock()
+        self._started_step = global_step
+        self._line_due = self._started_at
+        self._bar: Any = None
+        if stream.isatty():
+            self._bar = tqdm(
+                total=total_steps,
+                initial=global_step,
+                desc=phase,
+                unit="update",
+                file=stream,
+                dynamic_ncols=True,
+            )
+
+    def write(self, rows: Sequence[MetricsRow]) -> None:
+        """Show the mean of the rows that have come in."""
+        step = rows[-1]["global_step"]
+        if self._bar is not None:
+            self._bar.set_postfix_str(summarise(rows), refresh=False)
+            self._bar.update(step - self._bar.n)
+        elif self._clock() >= self._line_due or step >= self._total_steps:
+            left = duration_text(self._seconds_left(step))
+            self._stream.write(
+                f"{self._phase} {step}/{self._total_steps}  {summarise(rows)}  {left} left\n"
+            )
+            self._stream.flush()
+            self._line_due = self._clock() + _SECONDS_BETWEEN_LINES
+
+    def close(self) -> None:
+        """Leave the terminal's cursor on a fresh line."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _seconds_left(self, step: int) -> float:
+        done = max(step - self._started_step, 1)
+        return (self._clock() - self._started_at) / done * (self._total_steps - step)
+
+
+def summarise(rows: Sequence[MetricsRow]) -> str:
+    """The few numbers a person watches, as means over the rows."""
+
+    def mean(key: str) -> float:
+        return math.fsum(row[key] for row in rows) / len(rows)
+
+    rate = sum(row["sequences_per_s"] * row["step_s"] for row in rows) / max(
+        sum(row["step_s"] for row in rows), 1e-9
+    )
+    return (
+        f"loss {mean('loss'):.3f}  mlm_acc {mean('mlm_accuracy'):.3f}  "
+        f"lr {rows[-1]['learning_rate']:.2e}  {rate:,.0f} seq/s"
+    )
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as 45 s, 3 min 20 s, or 2 h 05 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -1,0 +1,20 @@
+"""BERT in plain PyTorch: embeddings, encoder, pretraining heads, initial weights, Hugging Face.
+
+Knows no ranks.
+"""
+
+from bert_ds.model.encoder import BertModel
+from bert_ds.model.hf import ImportedModel, export_pretraining, import_pretraining
+from bert_ds.model.init import init_weights
+from bert_ds.model.pretraining import BertForPreTraining, PretrainingLogits, PretrainingOutput
+
+__all__ = [
+    "BertForPreTraining",
+    "BertModel",
+    "ImportedModel",
+    "PretrainingLogits",
+    "PretrainingOutput",
+    "export_pretraining",
+    "import_pretraining",
+    "init_weights",
+]

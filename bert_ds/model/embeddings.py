@@ -1,0 +1,48 @@
+"""Embeddings: piece + position + segment, then LayerNorm and dropout (Devlin et al. 2018).
+
+Legend: B batch, S sequence_length, H hidden_size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from bert_ds.config.model import ModelConfig
+
+
+class BertEmbeddings(nn.Module):
+    """The sum of the three embeddings of each token, normalised.
+
+    The row of [PAD] is an ordinary row: padding never reaches a loss, so its gradient is zero
+    without being treated as special.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self, input_ids: torch.Tensor, token_type_ids: torch.Tensor, position_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Embed the tokens.
+
+        Args:
+            input_ids: int64 [B, S], piece ids.
+            token_type_ids: int64 [B, S], segment of each token.
+            position_ids: int64, broadcast against [B, S]: place of each token in its row.
+
+        Returns:
+            [B, S, H] in the parameters' dtype.
+        """
+        embeddings = (
+            self.word_embeddings(input_ids)
+            + self.token_type_embeddings(token_type_ids)
+            + self.position_embeddings(position_ids)
+        )
+        normalised: torch.Tensor = self.dropout(self.LayerNorm(embeddings))
+        return normalised

@@ -1,0 +1,352 @@
+"""Hugging Face folders: writing one from our model, reading one into its weights.
+
+Neither direction needs `transformers`. Parameter names are equal by construction, so an export
+renames nothing; the tied decoder (`cls.predictions.decoder.weight`, `.bias`) is left out, as
+`save_pretrained` leaves it out, and `from_pretrained` ties it again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from tokenizers import BertWordPieceTokenizer
+
+from bert_ds.config.model import ModelConfig
+from bert_ds.errors import CheckpointError, DataError
+from bert_ds.files import sync
+from bert_ds.model.pretraining import BertForPreTraining
+
+EXPORTED_FILES = (
+    "config.json",
+    "model.safetensors",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.txt",
+)
+
+_SPECIAL_TOKENS = {
+    "unk_token": "[UNK]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "mask_token": "[MASK]",
+}
+_PAD_TOKEN_ID = 0
+
+_VOCAB_ROUNDING = 64
+"""The embedding may have rows without a piece up to the next multiple of this."""
+
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
+"""Hugging Face's name of an activation to ours."""
+
+_HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+_HEAD_PREFIXES = ("bert.pooler.", "cls.")
+"""Parameters that a Hugging Face folder may lack: encoders are published without their heads."""
+
+_DECODER_TIES = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+
+class ImportedModel(NamedTuple):
+    """What `import_pretraining` found in a folder.
+
+    Attributes:
+        config: Shape of the network.
+        weights: Our parameter name to tensor, on the CPU in the folder's dtype; shapes are right.
+        missing: Parameters of the heads (pooler, MLM, NSP) that the folder lacks; the encoder is
+            always whole.
+        ignored: Tensors of the folder that have no place in the model (task heads).
+    """
+
+    config: ModelConfig
+    weights: dict[str, torch.Tensor]
+    missing: tuple[str, ...]
+    ignored: tuple[str, ...]
+
+
+def export_pretraining(
+    model: BertForPreTraining,
+    *,
+    vocabulary_file: Path,
+    lowercase: bool,
+    strip_accents: bool | None,
+    output_dir: Path,
+) -> None:
+    """Write a folder that `AutoModel` and `AutoTokenizer` load with no code of ours.
+
+    All files are written and flushed to a hidden folder beside `output_dir` and then take its
+    name; an export that is there already moves aside for that and is removed last. A kill between
+    the two renames leaves both, whole, in the hidden folder.
+
+    Args:
+        model: Whole (not partitioned) weights; they are written in their own dtype.
+        vocabulary_file: WordPiece vocabulary, UTF-8, one piece a line, [PAD] first.
+        lowercase: Whether the model was trained on lowercased text.
+        strip_accents: Whether accents were stripped; None for as `lowercase` says, which is what
+            BERT does.
+        output_dir: Folder to write. It must not exist, be empty, or hold an earlier export.
+
+    Raises:
+        DataError: The vocabulary is broken or does not fit the model.
+        CheckpointError: `output_dir` holds something that is not an export.
+    """
+    vocabulary = _read_vocabulary(vocabulary_file, model.config.vocab_size)
+    output_dir = output_dir.absolute()
+    _check_replaceable(output_dir)
+    with _folder_written_at_once(output_dir) as folder:
+        _write_weights(model, folder / "model.safetensors")
+        dtype = str(model.bert.embeddings.word_embeddings.weight.dtype).removeprefix("torch.")
+        _write_json(folder / "config.json", _hf_config(model.config, dtype))
+        shutil.copyfile(vocabulary_file, folder / "vocab.txt")
+        max_length = model.config.max_position_embeddings
+        _write_tokenizer(folder, vocabulary, lowercase, strip_accents, max_length)
+
+
+def import_pretraining(folder: Path) -> ImportedModel:
+    """Read a Hugging Face `BertForPreTraining`, `BertForMaskedLM` or `BertModel`.
+
+    Nothing is dropped silently: what is missing from the heads and what has no place in the model
+    comes back by name, and the caller decides.
+
+    Args:
+        folder: Holds config.json and model.safetensors (or the older pytorch_model.bin).
+
+    Raises:
+        CheckpointError: The folder is not a BERT that our model can hold: another architecture or
+            activation, an encoder with parameters missing or of a wrong shape, or a decoder that
+            is not tied to the word embeddings.
+    """
+    config = _read_config(folder)
+    found = {_our_name(name): tensor for name, tensor in _read_tensors(folder).items()}
+    found.pop("bert.embeddings.position_ids", None)  # a buffer that transformers < 4.31 saved
+    _drop_tied_decoder(found, folder)
+    with torch.device("meta"):
+        expected = dict(BertForPreTraining(config).named_parameters())
+
+    missing = tuple(name for name in expected if name not in found)
+    missing_encoder = [name for name in missing if not name.startswith(_HEAD_PREFIXES)]
+    if missing_encoder:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing_encoder)} parameters of the encoder that its config.json "
+            f"describes, the first is {missing_encoder[0]}; it is not a whole BERT."
+        )
+    weights = {name: found[name] for name in expected if name in found}
+    for name, tensor in weights.items():
+        if tensor.shape != expected[name].shape:
+            raise CheckpointError(
+                f"{name} in {folder} has shape {list(tensor.shape)}, and its config.json asks for "
+                f"{list(expected[name].shape)}; the two files do not belong together."
+            )
+    ignored = tuple(name for name in found if name not in expected)
+    return ImportedModel(config=config, weights=weights, missing=missing, ignored=ignored)
+
+
+def _hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """The fields of `BertConfig`; ours have the same names."""
+    return {
+        "architectures": ["BertForPreTraining"],
+        "model_type": "bert",
+        **config.model_dump(),
+        "hidden_act": _HF_ACTIVATIONS[config.hidden_act],
+        "position_embedding_type": "absolute",
+        "classifier_dropout": None,
+        "pad_token_id": _PAD_TOKEN_ID,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "dtype": dtype,
+    }
+
+
+def _write_weights(model: BertForPreTraining, path: Path) -> None:
+    tensors = {
+        name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()
+    }
+    safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _write_tokenizer(
+    folder: Path,
+    vocabulary: dict[str, int],
+    lowercase: bool,
+    strip_accents: bool | None,
+    model_max_length: int,
+) -> None:
+    tokenizer = BertWordPieceTokenizer(vocabulary, lowercase=lowercase, strip_accents=strip_accents)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(folder / "special_tokens_map.json", _SPECIAL_TOKENS)
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": lowercase,
+            "strip_accents": strip_accents,
+            "tokenize_chinese_chars": True,
+            "model_max_length": model_max_length,
+            **_SPECIAL_TOKENS,
+        },
+    )
+
+
+def _read_vocabulary(vocabulary_file: Path, vocab_size: int) -> dict[str, int]:
+    """Piece to id, checked against the contract (piece 0 is padding) and the model's rows."""
+    try:
+        text = vocabulary_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise DataError(f"cannot read the vocabulary {vocabulary_file}: {err}") from err
+    # Not splitlines(): published vocabularies hold pieces that it takes for line ends (U+2028).
+    pieces = text.removesuffix("\n").split("\n")
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    if len(vocabulary) != len(pieces):
+        repeated = next(piece for index, piece in enumerate(pieces) if vocabulary[piece] != index)
+        raise DataError(f"{vocabulary_file} holds the piece '{repeated}' twice; remove one.")
+    absent = [token for token in _SPECIAL_TOKENS.values() if token not in vocabulary]
+    if absent:
+        raise DataError(f"{vocabulary_file} lacks the special pieces {', '.join(absent)}.")
+    if vocabulary[_SPECIAL_TOKENS["pad_token"]] != _PAD_TOKEN_ID:
+        raise DataError(f"[PAD] must be the first piece of {vocabulary_file}: padding is piece 0.")
+    if not len(pieces) <= vocab_size < len(pieces) + _VOCAB_ROUNDING:
+        raise DataError(
+            f"{vocabulary_file} has {len(pieces)} pieces and the model {vocab_size} rows; there "
+            f"must be a row for each piece, and fewer than {_VOCAB_ROUNDING} over. Use the "
+            "vocabulary that the model was trained with."
+        )
+    return vocabulary
+
+
+def _check_replaceable(output_dir: Path) -> None:
+    """Refuse a folder whose replacement would delete something that we did not write."""
+    if not output_dir.exists():
+        return
+    if not output_dir.is_dir():
+        raise CheckpointError(f"{output_dir} is a file; choose a folder for the export.")
+    foreign = sorted(path.name for path in output_dir.iterdir() if path.name not in EXPORTED_FILES)
+    if foreign:
+        raise CheckpointError(
+            f"{output_dir} holds {foreign[0]}, which is not part of an export and would be lost; "
+            "choose another folder."
+        )
+
+
+@contextmanager
+def _folder_written_at_once(output_dir: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `output_dir` if the block ends without an error."""
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))
+    new, old = scratch / "new", scratch / "old"
+    try:
+        new.mkdir()
+        yield new
+        for path in new.iterdir():
+            sync(path)
+        sync(new)
+        if output_dir.exists():
+            os.rename(output_dir, old)
+        os.rename(new, output_dir)
+        sync(output_dir.parent)
+    finally:
+        if old.exists() and not output_dir.exists():
+            os.rename(old, output_dir)
+        shutil.rmtree(scratch)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _read_config(folder: Path) -> ModelConfig:
+    path = folder / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"cannot read {path}: {err}") from err
+    if not isinstance(values, dict) or values.get("model_type") != "bert":
+        raise CheckpointError(f"{path} does not describe a BERT (model_type must be 'bert').")
+    needed = {
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    }
+    for key, value in needed.items():
+        if values.get(key, value) != value:
+            raise CheckpointError(f"{path} has {key} {values[key]!r}; only {value!r} is known.")
+    activation = values.get("hidden_act", "gelu")
+    if activation not in _ACTIVATIONS:
+        raise CheckpointError(
+            f"{path} has hidden_act '{activation}'; known are {', '.join(_ACTIVATIONS)}."
+        )
+    fields = {key: values[key] for key in ModelConfig.model_fields if key in values}
+    fields["hidden_act"] = _ACTIVATIONS[activation]
+    try:
+        return ModelConfig.model_validate(fields)
+    except ValidationError as err:
+        raise CheckpointError(f"{path} holds values out of range: {err}") from err
+
+
+def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    path = folder / "model.safetensors"
+    older = folder / "pytorch_model.bin"
+    try:
+        if path.exists():
+            return safetensors.torch.load_file(path)
+        if older.exists():
+            path = older
+            tensors: dict[str, torch.Tensor] = torch.load(
+                older, map_location="cpu", weights_only=True
+            )
+            return tensors
+    except pickle.UnpicklingError as err:
+        # torch's own message proposes to load the file as a program, which this never does.
+        raise CheckpointError(f"{older} is damaged or holds more than plain tensors.") from err
+    except (OSError, RuntimeError, SafetensorError) as err:
+        raise CheckpointError(f"cannot read the weights in {path}: {err}") from err
+    raise CheckpointError(
+        f"{folder} holds neither model.safetensors nor pytorch_model.bin; sharded weights "
+        "(model.safetensors.index.json) must be saved as one file first."
+    )
+
+
+def _our_name(name: str) -> str:
+    """A tensor's name in a Hugging Face folder to ours.
+
+    `BertModel` is saved without the prefix `bert.`; checkpoints converted from TensorFlow call
+    LayerNorm's weight and bias gamma and beta.
+    """
+    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+        name = f"bert.{name}"
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
+def _drop_tied_decoder(found: dict[str, torch.Tensor], folder: Path) -> None:
+    """Remove the decoder's own copies, after checking that they are copies."""
+    for copy_name, name in _DECODER_TIES.items():
+        copy = found.pop(copy_name, None)
+        if copy is not None and not torch.equal(copy, found.setdefault(name, copy)):
+            raise CheckpointError(
+                f"{copy_name} in {folder} differs from {name}: the decoder is not tied to the "
+                "word embeddings, and our model has no place for it."
+            )

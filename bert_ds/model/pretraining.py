@@ -1,0 +1,118 @@
+"""BERT with its pretraining heads and losses. Knows nothing of ranks, engines or global counts.
+
+Parameter names are those of Hugging Face's `BertForPreTraining`.
+
+Legend: B batch, S sequence_length, H hidden_size, V vocab_size, P masked positions of all rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from bert_ds.batch import PretrainingBatch
+from bert_ds.config.model import ModelConfig
+from bert_ds.model.encoder import BertModel
+from bert_ds.model.heads import BertPretrainingHeads
+
+
+class PretrainingLogits(NamedTuple):
+    """What the heads say, in the parameters' dtype.
+
+    Attributes:
+        mlm: [P, V], score of each piece at each asked position.
+        nsp: [B, 2], score of label 0 (true next, or in order) and 1 (random, or swapped).
+    """
+
+    mlm: torch.Tensor
+    nsp: torch.Tensor
+
+
+class PretrainingOutput(NamedTuple):
+    """Sums over one micro batch; they stay on the device.
+
+    The losses are sums in nats, not means: their denominators are the counts of the global batch
+    (all ranks, all micro batches), which only the caller knows.
+
+    Attributes:
+        mlm_loss_sum: float32 scalar, sum over P of -log p(original piece).
+        nsp_loss_sum: float32 scalar, sum over B of -log p(label).
+        mlm_correct: int64 scalar, masked positions whose best-scored piece is the original.
+        nsp_correct: int64 scalar, rows whose best-scored label is right.
+    """
+
+    mlm_loss_sum: torch.Tensor
+    nsp_loss_sum: torch.Tensor
+    mlm_correct: torch.Tensor
+    nsp_correct: torch.Tensor
+
+
+class BertForPreTraining(nn.Module):
+    """BERT for masked language modelling and next sentence (or sentence order) prediction."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config)
+        self.cls = BertPretrainingHeads(config)
+
+    def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
+        """Compute loss sums and correct counts of a micro batch.
+
+        Args:
+            batch: B rows of at most S tokens with P masked positions; P may be 0.
+
+        Returns:
+            Sums over the P positions and the B rows; softmax and logarithm are float32 whatever
+            the precision of the parameters.
+        """
+        logits = self.logits(
+            batch.input_ids,
+            batch.token_type_ids,
+            batch.attention_mask,
+            batch.masked_lm_positions,
+        )
+        return PretrainingOutput(
+            mlm_loss_sum=_cross_entropy_sum(logits.mlm, batch.masked_lm_ids),
+            nsp_loss_sum=_cross_entropy_sum(logits.nsp, batch.next_sentence_label),
+            mlm_correct=_num_correct(logits.mlm, batch.masked_lm_ids),
+            nsp_correct=_num_correct(logits.nsp, batch.next_sentence_label),
+        )
+
+    def logits(
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> PretrainingLogits:
+        """Score the vocabulary at the given positions alone, and the next-sentence labels.
+
+        Args:
+            input_ids: int64 [B, S], piece ids.
+            token_type_ids: int64 [B, S], segment of each token.
+            attention_mask: bool [B, S], True on real tokens.
+            positions: int64 [P], indices into the flattened [B * S].
+
+        Returns:
+            Logits [P, V] and [B, 2].
+        """
+        hidden_states = self.bert(input_ids, token_type_ids, attention_mask)
+        masked_states = hidden_states.flatten(0, 1).index_select(0, positions)
+        return PretrainingLogits(
+            mlm=self.cls.predictions(masked_states, self.bert.embeddings.word_embeddings.weight),
+            nsp=self.cls.seq_relationship(self.bert.pooler(hidden_states)),
+        )
+
+
+def _cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum of -log softmax(logits)[label] in float32, not divided by anything."""
+    return F.cross_entropy(logits.float(), labels, reduction="sum")
+
+
+def _num_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """How often the label has the highest score, int64 scalar."""
+    return (logits.detach().argmax(dim=-1) == labels).sum()

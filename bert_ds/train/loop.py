@@ -1,0 +1,151 @@
+"""The training loop. It takes finished objects and only loops; the wiring is in `setup`.
+
+One all-reduce of a few host integers before each update tells every rank the global counts (the
+denominators of the loss) and whether any rank was asked to stop. Nothing else is read from the
+device until the meter is due.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from bert_ds.batch import PretrainingBatch
+from bert_ds.data.stream import RankUpdate
+from bert_ds.metrics.meter import Meter, UpdateRecord
+from bert_ds.model import PretrainingOutput
+from bert_ds.seeding import seed_dropout
+from bert_ds.train.state import TrainState
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine."""
+
+    def micro_step(
+        self, batch: PretrainingBatch, num_predictions: int, num_sequences: int
+    ) -> PretrainingOutput: ...
+
+    def set_learning_rate(self, learning_rate: float) -> None: ...
+
+    @property
+    def was_update_applied(self) -> bool: ...
+
+    @property
+    def loss_scale(self) -> float | None: ...
+
+    def grad_norm(self) -> torch.Tensor | None: ...
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What the loop is told.
+
+    Attributes:
+        total_steps: applied updates at which the phase ends.
+        train_batch_size: sequences per update, all ranks.
+        checkpoint_every: applied updates between checkpoints.
+        log_every: applied updates between reads of the device.
+        dropout_key: (seed, phase index); with a row's position it seeds dropout.
+        device: where batches go.
+    """
+
+    total_steps: int
+    train_batch_size: int
+    checkpoint_every: int
+    log_every: int
+    dropout_key: tuple[int, int]
+    device: torch.device
+
+
+def train(
+    engine: Engine,
+    updates: Iterator[RankUpdate],
+    state: TrainState,
+    settings: LoopSettings,
+    meter: Meter,
+    *,
+    learning_rate_at: Callable[[int], float],
+    sum_over_ranks: Callable[[list[int]], list[int]],
+    stop_requested: Callable[[], bool],
+    save: Callable[[], None],
+) -> bool:
+    """Train until the phase is complete or a stop is asked for.
+
+    Args:
+        engine: the phase's engine.
+        updates: this rank's updates from `state.samples_seen` on.
+        state: counters, advanced in place.
+        settings: see `LoopSettings`.
+        meter: takes a record of each update.
+        learning_rate_at: learning rate of the update after so many applied ones.
+        sum_over_ranks: element-wise sum of host integers; all ranks call it once an update.
+        stop_requested: whether this rank was asked to stop.
+        save: writes a checkpoint of the present state; all ranks call it together.
+
+    Returns:
+        True when the phase is complete, False when it stopped on request.
+    """
+    saved_at = state.global_step
+    while state.global_step < settings.total_steps:
+        started = time.perf_counter()
+        update = next(updates)
+        data_wait_s = time.perf_counter() - started
+        num_predictions, num_tokens, num_stops = sum_over_ranks(
+            [update.num_predictions, update.num_tokens, int(stop_requested())]
+        )
+        if num_stops:
+            break
+        learning_rate = learning_rate_at(state.global_step)
+        engine.set_learning_rate(learning_rate)
+        sums = compute_update(engine, update, num_predictions, settings)
+        state.record(
+            was_applied=engine.was_update_applied,
+            num_sequences=settings.train_batch_size,
+            num_tokens=num_tokens,
+        )
+        meter.add(
+            UpdateRecord(
+                **vars(state),
+                num_predictions=num_predictions,
+                num_sequences=settings.train_batch_size,
+                num_tokens=num_tokens,
+                sums=sums,
+                learning_rate=learning_rate,
+                grad_norm=engine.grad_norm(),
+                loss_scale=engine.loss_scale,
+                step_s=time.perf_counter() - started,
+                data_wait_s=data_wait_s,
+            )
+        )
+        checkpoint_due = state.global_step - saved_at >= settings.checkpoint_every
+        if checkpoint_due or state.global_step % settings.log_every == 0:
+            meter.flush()
+        if checkpoint_due:
+            save()
+            saved_at = state.global_step
+    meter.flush()
+    if state.global_step > saved_at:
+        save()
+    return state.global_step >= settings.total_steps
+
+
+def compute_update(
+    engine: Engine, update: RankUpdate, num_predictions: int, settings: LoopSettings
+) -> torch.Tensor:
+    """Forward and backward of an update's micro batches, the last of which applies it.
+
+    Returns:
+        This rank's sums over the update: float64 [4], in the order of `PretrainingOutput`.
+    """
+    sums = []
+    for micro_batch, position in zip(update.micro_batches, update.micro_positions, strict=True):
+        seed_dropout(*settings.dropout_key, position)
+        output = engine.micro_step(
+            micro_batch.to(settings.device), num_predictions, settings.train_batch_size
+        )
+        sums.append(torch.stack([value.double() for value in output]))
+    return torch.stack(sums).sum(dim=0)

@@ -1,0 +1,365 @@
+"""One run over all phases: from where it stands to the held-out result.
+
+Each phase gets an engine of its own. What passes from one to the next passes through the checkpoint
+at the phase's end, also in a run that is never interrupted, so that both ways are one.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_ds.checkpoint import (
+    Checkpoint,
+    CheckpointState,
+    check_files,
+    load_checkpoint,
+    load_weights,
+    newest_checkpoint,
+    remove_old_checkpoints,
+    save_checkpoint,
+)
+from bert_ds.config.recipe import RunConfig
+from bert_ds.data.reader import BlockReader
+from bert_ds.data.stream import Prefetcher
+from bert_ds.dist import Communicator, World
+from bert_ds.errors import CheckpointError, StopRequested
+from bert_ds.metrics.meter import Meter, MetricsRow
+from bert_ds.metrics.sinks import (
+    JsonLinesSink,
+    ProgressSink,
+    TensorBoardSink,
+    duration_text,
+    keep_rows,
+)
+from bert_ds.model import BertForPreTraining
+from bert_ds.optim import learning_rate_at
+from bert_ds.optim.state import load_optimizer_tensors, optimizer_step, optimizer_tensors
+from bert_ds.train import setup
+from bert_ds.train.evaluate import HeldOutResult, evaluate
+from bert_ds.train.loop import LoopSettings, train
+from bert_ds.train.run_folder import RunFolder
+from bert_ds.train.state import TrainState
+from bert_ds.train.stop import StopFlag
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Run:
+    """What all phases of a run share."""
+
+    config: RunConfig
+    world: World
+    comm: Communicator
+    device: torch.device
+    folder: RunFolder
+    data: list[setup.PhaseData]
+    stop: StopFlag
+    summaries: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes and talks."""
+        return self.world.is_main
+
+
+def run_pretraining(run: Run, resume: str) -> None:
+    """Train the phases that are not complete, then evaluate, then write the summary.
+
+    Args:
+        run: opened and checked.
+        resume: `auto`, `never`, or the path of a checkpoint.
+
+    Raises:
+        StopRequested: a signal ended training at an update boundary; its state is saved.
+    """
+    checkpoint = _find_checkpoint(run, resume)
+    model = setup.build_model(run.config, run.device)
+    if run.is_main:
+        data = run.data[0]
+        run.folder.keep_vocabulary(data.vocabulary, asdict(data.manifest.vocabulary))
+        _write_summary_head(run, "running")
+        run.summaries = list(run.folder.read_summary().get("phases", []))
+    first = 0
+    if checkpoint is not None:
+        first = checkpoint.state.phase_index + int(checkpoint.state.is_phase_end)
+        _drop_rows_after(run, checkpoint.state)
+        load_weights(model, checkpoint)
+    for phase_index in range(first, len(run.config.phases)):
+        checkpoint = _run_phase(run, phase_index, model, checkpoint)
+    result = evaluate_held_out(run, model)
+    if run.is_main:
+        run.folder.update_summary(held_out=result.as_dict(), status="complete")
+
+
+def evaluate_held_out(run: Run, model: BertForPreTraining) -> HeldOutResult:
+    """Evaluate on the held-out rows of the last phase's dataset, on all ranks together."""
+    data = run.data[-1]
+    reader = BlockReader(data.folder, data.manifest, "valid")
+    if run.is_main:
+        log.info("evaluating on held-out rows of %s", data.folder)
+    result = evaluate(
+        model,
+        reader,
+        data.manifest,
+        micro_batch_size=run.config.evaluation.micro_batch_size,
+        max_sequences=run.config.evaluation.max_sequences,
+        rank=run.world.rank,
+        world_size=run.world.world_size,
+        device=run.device,
+        sum_over_ranks=run.comm.sum_tensor,
+    )
+    reader.close()
+    return result
+
+
+def _run_phase(
+    run: Run, phase_index: int, model: BertForPreTraining, checkpoint: Checkpoint | None
+) -> Checkpoint:
+    """Train one phase to its end; returns the checkpoint that it ends with."""
+    phase, data = run.config.phases[phase_index], run.data[phase_index]
+    parts = setup.build_phase(run.config, phase_index, model, data, run.world)
+    state = _enter_phase(run, phase_index, parts, checkpoint)
+    settings = LoopSettings(
+        total_steps=phase.total_steps,
+        train_batch_size=parts.batch.train_batch_size,
+        checkpoint_every=run.config.checkpoint.every_steps,
+        log_every=run.config.logging.every_steps,
+        dropout_key=(run.config.seed, phase_index),
+        device=run.device,
+    )
+    started, started_samples = time.monotonic(), state.samples_seen
+    sinks = _open_sinks(run, phase_index, state)
+    meter = Meter(phase.name, run.comm.sum_tensor, sinks)
+    updates = Prefetcher(parts.stream.updates(state.samples_seen))
+    try:
+        is_complete = train(
+            parts.engine,
+            updates,
+            state,
+            settings,
+            meter,
+            learning_rate_at=lambda step: learning_rate_at(
+                phase.schedule, parts.peak_learning_rate, step, phase.total_steps
+            ),
+            sum_over_ranks=run.comm.sum_numbers,
+            stop_requested=lambda: run.stop.is_set,
+            save=lambda: _save(run, phase_index, parts, state),
+        )
+    finally:
+        updates.close()
+        for sink in sinks:
+            if isinstance(sink, (ProgressSink, TensorBoardSink)):
+                sink.close()
+        parts.reader.close()
+    seconds = time.monotonic() - started
+    if run.is_main:
+        _summarise_phase(run, phase_index, state, meter.last_row, seconds)
+    parts.engine.destroy()
+    if not is_complete:
+        _write_stop(run, phase.name, state)
+        raise StopRequested(
+            f"stopped on request in {phase.name} after update {state.global_step}; the state is "
+            "saved, the same command goes on from there"
+        )
+    if run.is_main:
+        rate = (state.samples_seen - started_samples) / max(seconds, 1e-9)
+        log.info(
+            "%s complete: %d updates, %s, %.0f sequences/s",
+            phase.name, state.global_step, duration_text(seconds), rate,
+        )  # fmt: skip
+    return load_checkpoint(_newest(run))
+
+
+def _enter_phase(
+    run: Run, phase_index: int, parts: setup.PhaseSetup, checkpoint: Checkpoint | None
+) -> TrainState:
+    """Load what the checkpoint holds for this phase; returns the counters to start from."""
+    phase = run.config.phases[phase_index]
+    if checkpoint is None:
+        return TrainState()
+    load_weights(parts.engine.model, checkpoint)
+    is_same_phase = checkpoint.state.phase_index == phase_index
+    if is_same_phase or phase.moments == "carry":
+        load_optimizer_tensors(
+            parts.engine.optimizer,
+            checkpoint.optimizer,
+            step=checkpoint.state.optimizer_step if is_same_phase else 0,
+        )
+    if not is_same_phase:
+        return TrainState()
+    saved = checkpoint.state
+    if run.is_main:
+        log.info("going on from %s", checkpoint.path)
+    return TrainState(saved.global_step, saved.skipped_steps, saved.samples_seen, saved.tokens_seen)
+
+
+def _save(run: Run, phase_index: int, parts: setup.PhaseSetup, state: TrainState) -> None:
+    """Write a checkpoint of the present state; every rank comes here, rank 0 writes."""
+    stage, precision = setup.layout_of(run.config)
+    manifest = run.data[phase_index].manifest
+    phase = run.config.phases[phase_index]
+    described = CheckpointState(
+        phase=phase.name,
+        phase_index=phase_index,
+        **vars(state),
+        is_phase_end=state.global_step >= phase.total_steps,
+        optimizer_step=optimizer_step(parts.engine.optimizer),
+        dataset_fingerprint=manifest.fingerprint,
+        vocabulary_sha256=manifest.vocabulary.sha256,
+        world_size=run.world.world_size,
+        zero_stage=stage,
+        precision=precision,
+        versions=setup.package_versions(),
+    )
+
+    def write() -> None:
+        if run.is_main:
+            save_checkpoint(
+                run.folder.checkpoints,
+                described,
+                dict(parts.engine.model.named_parameters()),
+                optimizer_tensors(parts.engine.optimizer),
+            )
+            remove_old_checkpoints(run.folder.checkpoints, run.config.checkpoint.keep_last)
+
+    run.comm.together(write)
+
+
+def _find_checkpoint(run: Run, resume: str) -> Checkpoint | None:
+    """The checkpoint to go on from, the same on every rank, or None for a fresh start."""
+    found = run.comm.together(lambda: _choose(run, resume) if run.is_main else "")
+    path = run.comm.broadcast_text(found)
+    if not path:
+        return None
+    checkpoint = run.comm.together(lambda: load_checkpoint(Path(path)))
+    run.comm.together(lambda: _check_fits(run, checkpoint))
+    return checkpoint
+
+
+def _choose(run: Run, resume: str) -> str:
+    if resume == "never":
+        return ""
+    if resume != "auto":
+        check_files(Path(resume))
+        return resume
+    path, complaints = newest_checkpoint(run.folder.checkpoints)
+    for complaint in complaints:
+        log.warning("%s", complaint)
+    return str(path) if path else ""
+
+
+def _newest(run: Run) -> Path:
+    """The checkpoint that was just written, on every rank."""
+    text = ""
+    if run.is_main:
+        text = (run.folder.checkpoints / "latest").read_text().strip()
+    return run.folder.checkpoints / run.comm.broadcast_text(text)
+
+
+def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint of other data or of another recipe.
+
+    Raises:
+        CheckpointError: names both values.
+    """
+    state = checkpoint.state
+    names = [phase.name for phase in run.config.phases]
+    if state.phase_index >= len(names) or names[state.phase_index] != state.phase:
+        raise CheckpointError(
+            f"{checkpoint.path} was written in phase {state.phase} (number {state.phase_index}), "
+            f"the recipe's phases are {', '.join(names)}"
+        )
+    manifest = run.data[state.phase_index].manifest
+    for what, saved, present in (
+        ("vocabulary", state.vocabulary_sha256, manifest.vocabulary.sha256),
+        ("dataset", state.dataset_fingerprint, manifest.fingerprint),
+    ):
+        if saved != present:
+            raise CheckpointError(
+                f"{checkpoint.path} was trained on {what} {saved[:12]}, and "
+                f"{run.data[state.phase_index].folder} holds {present[:12]}; give the run the data "
+                "that it began with, or start another run in another --output-dir"
+            )
+
+
+def _open_sinks(
+    run: Run, phase_index: int, state: TrainState
+) -> list[JsonLinesSink | TensorBoardSink | ProgressSink]:
+    if not run.is_main:
+        return []
+    phase = run.config.phases[phase_index]
+    samples_before = sum(
+        earlier.total_steps * earlier.deepspeed["train_batch_size"]
+        for earlier in run.config.phases[:phase_index]
+    )
+    folder = run.folder.path / "tensorboard"
+    return [
+        JsonLinesSink(run.folder.metrics),
+        TensorBoardSink(folder, phase.name, samples_before, state.samples_seen),
+        ProgressSink(phase.name, phase.total_steps, state.global_step, sys.stderr),
+    ]
+
+
+def _drop_rows_after(run: Run, state: CheckpointState) -> None:
+    """Remove logged updates that the checkpoint does not know: they will be done again."""
+    if not run.is_main:
+        return
+    earlier = {phase.name for phase in run.config.phases[: state.phase_index]}
+
+    def is_kept(row: MetricsRow) -> bool:
+        if row["phase"] == state.phase:
+            return bool(row["samples_seen"] <= state.samples_seen)
+        return row["phase"] in earlier
+
+    keep_rows(run.folder.metrics, is_kept)
+
+
+def _summarise_phase(
+    run: Run, phase_index: int, state: TrainState, last_row: MetricsRow | None, seconds: float
+) -> None:
+    phase = run.config.phases[phase_index]
+    former = next((entry for entry in run.summaries if entry["name"] == phase.name), {})
+    entry = {
+        "name": phase.name,
+        "sequence_length": phase.sequence_length,
+        "total_steps": phase.total_steps,
+        "train_batch_size": phase.deepspeed["train_batch_size"],
+        **vars(state),
+        "final_loss": last_row["loss"] if last_row else former.get("final_loss"),
+        "duration_s": former.get("duration_s", 0.0) + seconds,
+    }
+    others = [other for other in run.summaries if other["name"] != phase.name]
+    order = [each.name for each in run.config.phases]
+    run.summaries = sorted([*others, entry], key=lambda each: order.index(each["name"]))
+    run.folder.update_summary(phases=run.summaries)
+
+
+def _write_summary_head(run: Run, status: str) -> None:
+    stage, precision = setup.layout_of(run.config)
+    former = run.folder.read_summary()
+    run.folder.update_summary(
+        recipe=run.config.recipe,
+        status=status,
+        world_size=run.world.world_size,
+        zero_stage=stage,
+        precision=precision,
+        phases=former.get("phases", []),
+        held_out=former.get("held_out"),
+        export=former.get("export"),
+        dataset={entry.folder.name: str(entry.folder) for entry in run.data},
+        versions=setup.package_versions(),
+    )
+
+
+def _write_stop(run: Run, phase: str, state: TrainState) -> None:
+    if run.is_main:
+        run.folder.update_summary(status="interrupted")
+        log.info("stopped in %s at update %d", phase, state.global_step)

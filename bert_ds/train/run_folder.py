@@ -1,0 +1,204 @@
+"""The run folder: whose it is, that nobody else writes to it, and what stands in it.
+
+config.json     the resolved settings and how the run was started
+vocab.txt       the vocabulary (vocab.json: its settings), so that the model can be used alone
+metrics.jsonl   one row an update        tensorboard/   the same as scalars
+checkpoints/    see `bert_ds.checkpoint`
+summary.json    what has come out so far
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+from bert_ds.config.loading import validate_run_config
+from bert_ds.config.recipe import RunConfig
+from bert_ds.errors import CheckpointError
+from bert_ds.files import write_atomically
+
+# What may differ between two starts of one run: it changes speed, memory or reports alone.
+_FREE_KEYS = {"checkpoint", "evaluation", "logging"}
+_FREE_DEEPSPEED_KEYS = {
+    "activation_checkpointing", "aio", "comms_logger", "csv_monitor", "dump_state",
+    "flops_profiler", "gradient_accumulation_steps", "memory_breakdown", "steps_per_print",
+    "tensorboard", "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+}  # fmt: skip
+
+
+class RunFolder:
+    """Paths of a run and the reading and writing of its small files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: TextIO | None = None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """File with one row an update."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def vocabulary(self) -> Path:
+        """The vocabulary that the model was trained with."""
+        return self.path / "vocab.txt"
+
+    @property
+    def summary(self) -> Path:
+        """File with the results so far."""
+        return self.path / "summary.json"
+
+    def claim(self) -> None:
+        """Make the folder and hold it until this process ends.
+
+        Raises:
+            CheckpointError: it cannot be made or written, or another run holds it.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("w")
+        except OSError as err:
+            raise CheckpointError(
+                f"cannot write to the run folder {self.path}: {err.strerror or err}; choose "
+                "another --output-dir or mend its permissions"
+            ) from err
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            self.release()
+            raise CheckpointError(
+                f"another run is writing to {self.path}; wait until it has ended or choose another "
+                "--output-dir"
+            ) from err
+
+    def release(self) -> None:
+        """Let another process have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def check_belongs_to(self, config: RunConfig, is_fresh_start: bool) -> None:
+        """Check that the folder is new or holds the run of these settings. Writes nothing.
+
+        Args:
+            config: resolved settings of the run.
+            is_fresh_start: whether the caller asked to start from nothing.
+
+        Raises:
+            CheckpointError: it is the folder of a run with other settings, or a fresh start was
+                asked for and it holds a run.
+        """
+        former = self.read_config()
+        if former is None:
+            return
+        if is_fresh_start:
+            raise CheckpointError(
+                f"--resume never: {self.path} already holds a run; choose another --output-dir "
+                "or remove it"
+            )
+        differences = list(setting_differences(former, config))
+        if differences:
+            raise CheckpointError(
+                f"{self.path} is the folder of another run: {'; '.join(differences[:5])}"
+                + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
+                + ". Use its settings to go on with it, or choose another --output-dir"
+            )
+
+    def write_config(self, config: RunConfig, origin: dict[str, Any]) -> None:
+        """Keep the resolved settings, and beside them how the run was started."""
+        content = {"config": config.model_dump(mode="json"), **origin}
+        write_atomically(self.path / "config.json", json.dumps(content, indent=2) + "\n")
+
+    def read_config(self) -> RunConfig | None:
+        """The settings that the folder's run was last started with, or None in a new folder.
+
+        Raises:
+            CheckpointError: config.json is there and cannot be used.
+        """
+        path = self.path / "config.json"
+        if not path.exists():
+            return None
+        content = _read_object(path)
+        return validate_run_config(content.get("config", {}), where=str(path))
+
+    def read_summary(self) -> dict[str, Any]:
+        """What `summary.json` holds; empty where there is none."""
+        return _read_object(self.summary) if self.summary.exists() else {}
+
+    def update_summary(self, **changes: Any) -> None:
+        """Replace some entries of `summary.json`."""
+        content = {**self.read_summary(), **changes}
+        write_atomically(self.summary, json.dumps(content, indent=2) + "\n")
+
+    def keep_vocabulary(self, source: Path, settings: dict[str, Any]) -> None:
+        """Copy the dataset's vocabulary and its settings (`lowercase`, `strip_accents`)."""
+        write_atomically(self.vocabulary, source.read_text(encoding="utf-8"))
+        write_atomically(self.path / "vocab.json", json.dumps(settings, indent=2) + "\n")
+
+    def read_vocabulary_settings(self) -> dict[str, Any]:
+        """What `keep_vocabulary` was given.
+
+        Raises:
+            CheckpointError: the run has not come so far as to have a vocabulary.
+        """
+        return _read_object(self.path / "vocab.json")
+
+
+def open_run(path: Path) -> tuple[RunFolder, RunConfig]:
+    """An existing run and its settings.
+
+    Raises:
+        CheckpointError: there is no run there.
+    """
+    folder = RunFolder(path)
+    config = folder.read_config()
+    if config is None:
+        raise CheckpointError(
+            f"{path} is no run folder: it has no config.json; a run folder is what "
+            "`bert-ds pretrain --output-dir` was given"
+        )
+    return folder, config
+
+
+def setting_differences(former: RunConfig, present: RunConfig) -> Iterator[str]:
+    """The settings that would change the result and differ between two starts, one text each."""
+    yield from _differences(_binding(former), _binding(present), "")
+
+
+def _binding(config: RunConfig) -> dict[str, Any]:
+    tree = {k: v for k, v in config.model_dump(mode="json").items() if k not in _FREE_KEYS}
+    for phase in tree["phases"]:
+        phase["deepspeed"] = {
+            k: v for k, v in phase["deepspeed"].items() if k not in _FREE_DEEPSPEED_KEYS
+        }
+    return tree
+
+
+def _differences(former: Any, present: Any, path: str) -> Iterator[str]:
+    if isinstance(former, dict) and isinstance(present, dict):
+        for key in sorted(former.keys() | present.keys()):
+            yield from _differences(former.get(key), present.get(key), f"{path}.{key}".strip("."))
+    elif isinstance(former, list) and isinstance(present, list) and len(former) == len(present):
+        for index, (a, b) in enumerate(zip(former, present, strict=True)):
+            yield from _differences(a, b, f"{path}.{index}")
+    elif former != present:
+        yield f"{path} was {former!r} there and is {present!r} now"
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"cannot read {path}: {err}") from err
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} must hold a JSON object")
+    return content

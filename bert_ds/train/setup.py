@@ -1,0 +1,180 @@
+"""Wiring: from settings to the finished objects that the loop takes."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from bert_ds import __version__
+from bert_ds.config.batch import BatchPlan, plan_batch
+from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
+from bert_ds.config.recipe import PhaseConfig, RunConfig
+from bert_ds.data.order import RowOrder
+from bert_ds.data.reader import BlockReader, open_dataset
+from bert_ds.data.stream import TrainStream
+from bert_ds.dist import World
+from bert_ds.engine import TrainEngine
+from bert_ds.errors import ConfigError, DataError
+from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.optim import build_lamb, lamb_config, param_groups
+from data_prep.manifest import VOCABULARY_NAME, Manifest
+
+
+@dataclass(frozen=True)
+class PhaseData:
+    """A phase's dataset, opened and found to fit the run."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def vocabulary(self) -> Path:
+        """The dataset's vocabulary file."""
+        return self.folder / VOCABULARY_NAME
+
+
+@dataclass(frozen=True)
+class PhaseSetup:
+    """Everything that one phase's loop needs."""
+
+    engine: TrainEngine
+    stream: TrainStream
+    reader: BlockReader
+    batch: BatchPlan
+    peak_learning_rate: float
+
+
+def select_device(world: World) -> torch.device:
+    """The GPU of this rank, or the CPU; on CPUs the cores are shared among the host's ranks.
+
+    DeepSpeed's own DS_ACCELERATOR=cpu keeps a run off the GPUs of a machine that has some.
+
+    Raises:
+        ConfigError: there are more ranks than GPUs on this host.
+    """
+    if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
+        if world.local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"local rank {world.local_rank} has no GPU: this host has "
+                f"{torch.cuda.device_count()}; start at most that many ranks on it"
+            )
+        device = torch.device("cuda", world.local_rank)
+        torch.cuda.set_device(device)
+        return device
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // world.local_world_size))
+    return torch.device("cpu")
+
+
+def open_phase_data(config: RunConfig, data: Path) -> list[PhaseData]:
+    """Open the dataset of every phase and check it against the settings, before any training.
+
+    Raises:
+        DataError: a dataset is missing or broken, or does not fit the model, the phase or the
+            other phases.
+    """
+    opened = []
+    for phase in config.phases:
+        folder = data / f"seq{phase.sequence_length}"
+        manifest = open_dataset(folder)
+        _check_fits(config, phase, folder, manifest)
+        opened.append(PhaseData(folder, manifest))
+    vocabularies = {entry.manifest.vocabulary.sha256 for entry in opened}
+    if len(vocabularies) > 1:
+        named = ", ".join(f"{e.folder}: {e.manifest.vocabulary.sha256[:12]}" for e in opened)
+        raise DataError(f"the phases' datasets have different vocabularies ({named})")
+    return opened
+
+
+def build_model(config: RunConfig, device: torch.device) -> BertForPreTraining:
+    """A freshly initialised model, the same on every rank."""
+    model = BertForPreTraining(config.model)
+    init_weights(model, config.seed)
+    return model.to(device)
+
+
+def build_phase(
+    config: RunConfig, phase_index: int, model: BertForPreTraining, data: PhaseData, world: World
+) -> PhaseSetup:
+    """Engine, optimizer and data stream of one phase."""
+    phase = config.phases[phase_index]
+    batch = plan_batch(phase.deepspeed, world.world_size, phase.name)
+    section = phase.deepspeed["optimizer"]
+    lamb = lamb_config(section)
+    optimizer = build_lamb(
+        param_groups(model, lamb.weight_decay),
+        section,
+        max_grad_norm=float(phase.deepspeed["gradient_clipping"]),
+    )
+    engine = TrainEngine(model, optimizer, deepspeed_config(phase, batch), world)
+    reader = BlockReader(data.folder, data.manifest, "train")
+    order = RowOrder(reader.block_counts, seed=config.seed)
+    stream = TrainStream(reader, order, batch, world.rank)
+    return PhaseSetup(engine, stream, reader, batch, lamb.lr)
+
+
+def check_batches(config: RunConfig, world_size: int) -> list[BatchPlan]:
+    """Batch arithmetic of all phases for a world size.
+
+    Raises:
+        ConfigError: the sizes of a phase do not divide.
+    """
+    return [plan_batch(phase.deepspeed, world_size, phase.name) for phase in config.phases]
+
+
+def check_optimizers(config: RunConfig) -> None:
+    """Check every phase's optimizer section.
+
+    Raises:
+        ConfigError: names the phase and the key.
+    """
+    for phase in config.phases:
+        try:
+            lamb_config(phase.deepspeed["optimizer"])
+        except ConfigError as err:
+            raise ConfigError(f"{phase.name}: {err}") from err
+
+
+def package_versions() -> dict[str, str]:
+    """Versions that decide a run's numbers."""
+    names = ("torch", "deepspeed", "numpy", "tokenizers")
+    found = {name: metadata.version(name) for name in names}
+    return {"bert_ds": __version__, "python": platform.python_version(), **found}
+
+
+def layout_of(config: RunConfig) -> tuple[int, str]:
+    """ZeRO stage and precision of the first phase, for summaries."""
+    first = config.phases[0]
+    return zero_stage_of(first.deepspeed, first.name), precision_of(first.deepspeed, first.name)
+
+
+def _check_fits(config: RunConfig, phase: PhaseConfig, folder: Path, manifest: Manifest) -> None:
+    rules: Sequence[tuple[bool, str]] = (
+        (
+            manifest.vocabulary.size == config.model.vocab_size,
+            f"its vocabulary has {manifest.vocabulary.size} pieces and model.vocab_size is "
+            f"{config.model.vocab_size}; use --set model.vocab_size={manifest.vocabulary.size} or "
+            "prepare it with the other vocabulary",
+        ),
+        (
+            manifest.sequence_length == phase.sequence_length,
+            f"its rows have up to {manifest.sequence_length} tokens and {phase.name} is set to "
+            f"{phase.sequence_length}",
+        ),
+        (
+            manifest.max_predictions_per_seq <= phase.max_predictions_per_seq,
+            f"its rows have up to {manifest.max_predictions_per_seq} masked positions and "
+            f"{phase.name}.max_predictions_per_seq is {phase.max_predictions_per_seq}",
+        ),
+        (manifest.totals("train").rows > 0, "it has no training rows"),
+    )
+    for holds, complaint in rules:
+        if not holds:
+            raise DataError(f"dataset {folder} does not fit the recipe: {complaint}")

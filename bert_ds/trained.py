@@ -1,0 +1,102 @@
+"""A trained model and its tokenizer out of a run folder, to be used, exported or evaluated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import BertWordPieceTokenizer
+
+from bert_ds.checkpoint import load_checkpoint, load_weights, newest_checkpoint
+from bert_ds.errors import CheckpointError, DataError
+from bert_ds.model import BertForPreTraining
+from bert_ds.train.run_folder import RunFolder, open_run
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The newest weights of a run.
+
+    Attributes:
+        model: on the CPU, in evaluation mode.
+        folder: the run.
+        checkpoint: folder that the weights came from.
+        lowercase, strip_accents: how text is normalised before it is cut into pieces.
+    """
+
+    model: BertForPreTraining
+    folder: RunFolder
+    checkpoint: Path
+    lowercase: bool
+    strip_accents: bool
+
+    def tokenizer(self) -> BertWordPieceTokenizer:
+        """The tokenizer that the training data was made with."""
+        return BertWordPieceTokenizer(
+            str(self.folder.vocabulary), lowercase=self.lowercase, strip_accents=self.strip_accents
+        )
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One piece that could stand in a masked place, with the model's probability for it."""
+
+    piece: str
+    probability: float
+
+
+def load_trained(path: Path) -> TrainedModel:
+    """Load the newest whole checkpoint of a run.
+
+    Raises:
+        CheckpointError: no run there, or it has no checkpoint yet.
+    """
+    folder, config = open_run(path)
+    found, _ = newest_checkpoint(folder.checkpoints)
+    if found is None:
+        raise CheckpointError(f"{path} has no checkpoint yet; let the run come to its first one")
+    model = BertForPreTraining(config.model)
+    load_weights(model, load_checkpoint(found))
+    settings = folder.read_vocabulary_settings()
+    return TrainedModel(
+        model.eval(), folder, found, settings["lowercase"], settings["strip_accents"]
+    )
+
+
+@torch.no_grad()
+def fill_mask(trained: TrainedModel, text: str, top_k: int) -> list[list[Guess]]:
+    """The likeliest pieces for every [MASK] in a text.
+
+    Args:
+        trained: model and tokenizer.
+        text: one or more `[MASK]` in it.
+        top_k: guesses a place.
+
+    Returns:
+        A list a masked place, best guess first.
+
+    Raises:
+        DataError: there is no [MASK] in the text, or it is longer than the model takes.
+    """
+    tokenizer = trained.tokenizer()
+    encoded = tokenizer.encode(text)
+    mask_id = tokenizer.token_to_id("[MASK]")
+    positions = [index for index, piece in enumerate(encoded.ids) if piece == mask_id]
+    if not positions:
+        raise DataError(f"the text has no [MASK] to fill: '{text}'")
+    longest = trained.model.config.max_position_embeddings
+    if len(encoded.ids) > longest:
+        raise DataError(f"the text has {len(encoded.ids)} pieces, the model takes {longest}")
+    input_ids = torch.tensor([encoded.ids])
+    logits = trained.model.logits(
+        input_ids,
+        torch.zeros_like(input_ids),
+        torch.ones_like(input_ids, dtype=torch.bool),
+        torch.tensor(positions),
+    )
+    best = logits.mlm.float().softmax(dim=-1).topk(min(top_k, logits.mlm.shape[-1]))
+    return [
+        [Guess(tokenizer.id_to_token(piece), p) for piece, p in zip(ids, values, strict=True)]
+        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    ]

@@ -1,0 +1,58 @@
+"""The batch identity, by example and by property."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_ds.config.batch import plan_batch
+from bert_ds.errors import ConfigError
+
+
+def sizes(train: object, micro: object) -> dict[str, object]:
+    return {"train_batch_size": train, "train_micro_batch_size_per_gpu": micro}
+
+
+def test_accumulation_is_derived() -> None:
+    plan = plan_batch(sizes(65536, 64), 256, "phase1")
+    assert plan.gradient_accumulation_steps == 4
+    assert plan.sequences_per_rank == 256
+
+
+@given(
+    micro=st.integers(1, 64), world_size=st.integers(1, 64), accumulation=st.integers(1, 64)
+)
+def test_the_product_of_the_parts_is_the_batch(
+    micro: int, world_size: int, accumulation: int
+) -> None:
+    train = micro * world_size * accumulation
+    plan = plan_batch(sizes(train, micro), world_size, "phase1")
+    assert plan.gradient_accumulation_steps == accumulation
+    assert plan.sequences_per_rank * plan.world_size == plan.train_batch_size == train
+
+
+def test_a_batch_that_does_not_divide_names_the_numbers_and_both_ways_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_batch(sizes(1000, 64), 4, "phase1")
+    assert str(caught.value) == (
+        "phase1: train_batch_size (1000) must be a multiple of train_micro_batch_size_per_gpu (64) "
+        "x world_size (4) = 256; set train_batch_size to 768 or 1024, or keep it and set "
+        "train_micro_batch_size_per_gpu to 50"
+    )
+
+
+def test_a_world_larger_than_the_batch_is_told_the_smallest_batch() -> None:
+    with pytest.raises(ConfigError, match="set train_batch_size to 64$"):
+        plan_batch(sizes(32, 1), 64, "phase1")
+
+
+@pytest.mark.parametrize("value", [None, 0, -8, 1.5, "8", True])
+def test_a_size_that_is_no_positive_integer_is_refused(value: object) -> None:
+    with pytest.raises(ConfigError, match="train_batch_size must be a positive integer"):
+        plan_batch(sizes(value, 4), 1, "phase1")
+
+
+def test_a_stated_accumulation_that_disagrees_is_told_the_product() -> None:
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps \(3\) must be .* = 2;"):
+        plan_batch({**sizes(16, 4), "gradient_accumulation_steps": 3}, 2, "phase1")

@@ -1,0 +1,101 @@
+"""Where rows go: the file, TensorBoard, the terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_ds.metrics.sinks import (
+    JsonLinesSink,
+    ProgressSink,
+    TensorBoardSink,
+    duration_text,
+    keep_rows,
+    summarise,
+)
+
+
+def row(step: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "phase": "phase1", "global_step": step, "skipped_steps": 0, "samples_seen": step * 8,
+        "tokens_seen": step * 100, "loss": 7.0, "mlm_loss": 6.4, "nsp_loss": 0.6,
+        "mlm_accuracy": 0.25, "nsp_accuracy": 0.5, "learning_rate": 1e-3, "grad_norm": 1.0,
+        "loss_scale": None, "step_s": 0.5, "data_wait_s": 0.0, "sequences_per_s": 16.0,
+        "tokens_per_s": 200.0, **changes,
+    }  # fmt: skip
+
+
+def test_rows_are_appended_as_json_lines(tmp_path: Path) -> None:
+    sink = JsonLinesSink(tmp_path / "metrics.jsonl")
+    sink.write([row(1), row(2)])
+    sink.write([row(3)])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [row(1), row(2), row(3)]
+
+
+def test_rows_after_a_checkpoint_and_a_torn_line_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    JsonLinesSink(path).write([row(1), row(2), row(3)])
+    path.write_text(path.read_text() + '{"phase": "pha')
+    keep_rows(path, lambda each: each["global_step"] <= 2)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [row(1), row(2)]
+    keep_rows(tmp_path / "nowhere.jsonl", lambda each: True)
+    assert not (tmp_path / "nowhere.jsonl").exists()
+
+
+def test_tensorboard_holds_the_scalars_over_the_samples_of_the_whole_run(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path, "phase2", samples_before=1000, samples_seen=0)
+    sink.write([row(1), row(2, loss=6.5)])
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "phase2"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1008, 7.0), (1016, 6.5)]
+    assert "loss_scale" not in events.Tags()["scalars"]
+
+
+def test_progress_off_a_terminal_is_a_plain_line_now_and_then() -> None:
+    now, stream = [100.0], io.StringIO()
+    sink = ProgressSink("phase1", 100, 0, stream, clock=lambda: now[0])
+    for step in range(1, 31):
+        now[0] += 1.0
+        sink.write([row(step)])
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3  # one every ten seconds
+    assert lines[0] == (
+        "phase1 1/100  loss 7.000  mlm_acc 0.250  lr 1.00e-03  16 seq/s  1 min 39 s left"
+    )
+    now[0] += 1.0
+    sink.write([row(100)])
+    assert stream.getvalue().splitlines()[-1].startswith("phase1 100/100")
+
+
+def test_progress_on_a_terminal_is_a_bar() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream = Terminal()
+    sink = ProgressSink("phase1", 10, 4, stream)
+    sink.write([row(5), row(6)])
+    sink.close()
+    assert "phase1" in stream.getvalue()
+    assert "6/10" in stream.getvalue()
+    assert "mlm_acc 0.250" in stream.getvalue()
+
+
+def test_the_rate_of_several_updates_is_sequences_over_seconds() -> None:
+    rows = [row(1, step_s=1.0, sequences_per_s=8.0), row(2, step_s=3.0, sequences_per_s=8 / 3)]
+    assert " 4 seq/s" in summarise(rows)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(44.6, "45 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")]
+)
+def test_durations_are_for_people(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

@@ -1,0 +1,92 @@
+"""LAMB from the optimizer section of a DeepSpeed JSON."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from bert_ds.errors import ConfigError
+from bert_ds.optim import build_lamb, lamb_config
+
+
+def section(**params: Any) -> dict[str, Any]:
+    return {"type": "Lamb", "params": {"lr": 6e-3, **params}}
+
+
+@pytest.mark.parametrize("optimizer_type", ["Lamb", "FusedLamb"])
+def test_every_key_reaches_the_optimizer(optimizer_type: str) -> None:
+    params = {
+        "lr": 11e-3,
+        "betas": [0.8, 0.98],
+        "eps": 1e-5,
+        "weight_decay": 0.02,
+        "bias_correction": False,
+        "max_coeff": 0.3,
+        "min_coeff": 0.01,
+        "use_nvlamb": True,
+        "grad_averaging": False,
+    }
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = build_lamb([weight], {"type": optimizer_type, "params": params}, max_grad_norm=1.5)
+    expected = {
+        "lr": 11e-3,
+        "betas": (0.8, 0.98),
+        "eps": 1e-5,
+        "weight_decay": 0.02,
+        "bias_correction": False,
+        "trust_ratio_bounds": (0.01, 0.3),
+        "use_nvlamb": True,
+        "grad_averaging": False,
+        "max_grad_norm": 1.5,
+    }
+    assert {key: optimizer.defaults[key] for key in expected} == expected
+
+
+def test_defaults_are_those_of_apex() -> None:
+    optimizer = build_lamb([torch.nn.Parameter(torch.ones(1))], section())
+    assert optimizer.defaults["eps"] == 1e-6
+    assert optimizer.defaults["betas"] == (0.9, 0.999)
+    assert optimizer.defaults["weight_decay"] == 0.01
+    assert optimizer.defaults["bias_correction"] is True
+    assert optimizer.defaults["trust_ratio_bounds"] is None
+    assert optimizer.defaults["max_grad_norm"] == 0.0
+
+
+def test_the_groups_own_weight_decay_wins() -> None:
+    group = {"params": [torch.nn.Parameter(torch.ones(1))], "weight_decay": 0.0}
+    optimizer = build_lamb([group], section(weight_decay=0.01))
+    assert optimizer.param_groups[0]["weight_decay"] == 0.0
+
+
+def test_one_bound_leaves_the_other_open() -> None:
+    assert lamb_config(section(max_coeff=0.3)).trust_ratio_bounds == (0.0, 0.3)
+    assert lamb_config(section(min_coeff=0.01)).trust_ratio_bounds == (0.01, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"type": "Adam", "params": {"lr": 1e-3}}, "must be one of Lamb, FusedLamb, not 'Adam'"),
+        ({"type": "FusedLam", "params": {"lr": 1e-3}}, "did you mean 'FusedLamb'"),
+        ({"params": {"lr": 1e-3}}, "must be one of Lamb, FusedLamb, not None"),
+        ({"type": "Lamb"}, "optimizer.params is missing"),
+        ({"type": "Lamb", "params": {"lr": 1e-3}, "parms": {}}, "did you mean 'params'"),
+        (section(weight_dcay=0.1), "unknown key 'weight_dcay'; did you mean 'weight_decay'"),
+        (section(amsgrad=True), "unknown key 'amsgrad'; known keys: betas, bias_correction"),
+        (section(max_grad_norm=1.0), "set gradient_clipping at the top level"),
+        ({"type": "Lamb", "params": {}}, "'lr' is missing"),
+        (section(lr=0.0), "'lr': Input should be greater than 0"),
+        (section(lr=math.inf), "'lr'"),
+        (section(betas=[0.9, 1.0]), r"betas \(\[0.9, 1.0\]\) must both be at least 0 and below 1"),
+        (section(betas=[0.9]), "'betas"),
+        (section(eps=-1.0), "'eps'"),
+        (section(weight_decay=-0.01), "'weight_decay'"),
+        (section(min_coeff=0.3, max_coeff=0.1), r"min_coeff \(0.3\) must not exceed max_coeff"),
+    ],
+)
+def test_a_wrong_section_is_refused_with_the_way_out(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        lamb_config(wrong)

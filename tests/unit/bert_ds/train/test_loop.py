@@ -1,0 +1,182 @@
+"""The loop alone, with a fake engine that knows nothing of DeepSpeed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from bert_ds.batch import PretrainingBatch
+from bert_ds.data.collate import collate
+from bert_ds.data.stream import RankUpdate
+from bert_ds.errors import TrainingError
+from bert_ds.metrics.meter import Meter
+from bert_ds.model import PretrainingOutput
+from bert_ds.train.loop import LoopSettings, train
+from bert_ds.train.state import TrainState
+from tests.support.datasets import random_block
+
+MICRO, ACCUMULATION = 3, 2
+BATCH = MICRO * ACCUMULATION
+
+
+class FakeEngine:
+    """Counts calls; every `skip_every`-th update overflows."""
+
+    loss_scale = None
+
+    def __init__(self, skip_every: int = 0, loss: float = 6.0) -> None:
+        self.learning_rates: list[float] = []
+        self.denominators: list[tuple[int, int]] = []
+        self.dropout_draws: list[float] = []
+        self.was_update_applied = True
+        self._skip_every = skip_every
+        self._loss = loss
+
+    def micro_step(
+        self, batch: PretrainingBatch, num_predictions: int, num_sequences: int
+    ) -> PretrainingOutput:
+        self.denominators.append((num_predictions, num_sequences))
+        self.dropout_draws.append(float(torch.rand(())))
+        number = len(self.denominators) // ACCUMULATION
+        self.was_update_applied = not (self._skip_every and number % self._skip_every == 0)
+        count = len(batch.masked_lm_ids)
+        return PretrainingOutput(
+            torch.tensor(self._loss * count), torch.tensor(1.5), torch.tensor(2), torch.tensor(1)
+        )
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.learning_rates.append(learning_rate)
+
+    def grad_norm(self) -> torch.Tensor | None:
+        return torch.tensor(0.5, dtype=torch.float64)
+
+
+class Rows:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, rows: Any) -> None:
+        self.rows += rows
+
+
+def make_updates(start: int = 0) -> Iterator[RankUpdate]:
+    position = start
+    while True:
+        blocks = [random_block(MICRO, 16, 64, position + i) for i in range(ACCUMULATION)]
+        yield RankUpdate(
+            position,
+            tuple(collate(block) for block in blocks),
+            tuple(position + i * MICRO for i in range(ACCUMULATION)),
+            sum(len(block.masked_lm_ids) for block in blocks),
+            sum(len(block.tokens) for block in blocks),
+        )
+        position += BATCH
+
+
+def run(
+    engine: FakeEngine,
+    state: TrainState,
+    *,
+    total_steps: int = 6,
+    stop_after: int | None = None,
+    sum_over_ranks: Any = lambda values: values,
+    log_every: int = 4,
+) -> tuple[bool, list[dict[str, Any]], list[int]]:
+    sink, saves = Rows(), []
+    done = train(
+        engine,
+        make_updates(state.samples_seen),
+        state,
+        LoopSettings(total_steps, BATCH, 2, log_every, (42, 0), torch.device("cpu")),
+        Meter("phase1", lambda tensor: tensor, [sink]),
+        learning_rate_at=lambda step: 0.1 * (step + 1),
+        sum_over_ranks=sum_over_ranks,
+        stop_requested=lambda: stop_after is not None and state.global_step >= stop_after,
+        save=lambda: saves.append(state.global_step),
+    )
+    return done, sink.rows, saves
+
+
+def test_a_phase_runs_to_its_end_with_a_row_an_update_and_its_checkpoints() -> None:
+    engine, state = FakeEngine(), TrainState()
+    done, rows, saves = run(engine, state, total_steps=5)
+    assert done
+    assert [row["global_step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert [row["samples_seen"] for row in rows] == [6, 12, 18, 24, 30]
+    assert engine.learning_rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert saves == [2, 4, 5]
+    assert state.tokens_seen == rows[-1]["tokens_seen"] > 0
+
+
+def test_losses_are_sums_over_global_counts() -> None:
+    engine = FakeEngine()
+    _, rows, _ = run(engine, TrainState(), total_steps=1)
+    assert rows[0]["mlm_loss"] == pytest.approx(6.0)
+    assert rows[0]["nsp_loss"] == pytest.approx(ACCUMULATION * 1.5 / BATCH)
+    assert rows[0]["loss"] == pytest.approx(6.0 + 0.5)
+    assert rows[0]["nsp_accuracy"] == pytest.approx(2 / 6)
+    assert rows[0]["grad_norm"] == 0.5
+
+
+def test_the_denominators_are_those_of_all_ranks() -> None:
+    engine = FakeEngine()
+    run(engine, TrainState(), total_steps=1, sum_over_ranks=lambda values: [v * 3 for v in values])
+    first = next(make_updates())
+    assert set(engine.denominators) == {(first.num_predictions * 3, BATCH)}
+
+
+def test_skipped_updates_consume_rows_and_move_neither_step_nor_schedule() -> None:
+    engine, state = FakeEngine(skip_every=2), TrainState()
+    done, rows, _ = run(engine, state, total_steps=3)
+    assert done
+    assert (state.global_step, state.skipped_steps) == (3, 2)
+    assert state.samples_seen == 5 * BATCH
+    assert [row["global_step"] for row in rows] == [1, 1, 2, 2, 3]
+    assert engine.learning_rates == pytest.approx([0.1, 0.2, 0.2, 0.3, 0.3])
+
+
+def test_a_stop_request_ends_before_the_next_update_with_a_checkpoint_of_the_last() -> None:
+    state = TrainState()
+    done, rows, saves = run(FakeEngine(), state, stop_after=3)
+    assert not done
+    assert len(rows) == state.global_step == 3
+    assert saves == [2, 3]
+
+
+def test_a_stop_request_of_another_rank_ends_this_one_too() -> None:
+    state = TrainState()
+    done, rows, saves = run(
+        FakeEngine(), state, sum_over_ranks=lambda values: [*values[:2], values[2] + 1]
+    )
+    assert (done, rows, saves) == (False, [], [])
+
+
+def test_a_resumed_loop_draws_the_dropout_of_the_undisturbed_one() -> None:
+    whole, part = FakeEngine(), FakeEngine()
+    run(whole, TrainState(), total_steps=4)
+    torch.rand(17)  # whatever was drawn in between
+    run(part, TrainState(global_step=2, samples_seen=2 * BATCH), total_steps=4)
+    assert part.dropout_draws == whole.dropout_draws[2 * ACCUMULATION :]
+    assert len(set(whole.dropout_draws)) == len(whole.dropout_draws)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_is_logged() -> None:
+    sink = Rows()
+    with pytest.raises(TrainingError, match="the loss of phase1 is nan at update 1"):
+        train(
+            FakeEngine(loss=float("nan")),
+            make_updates(),
+            TrainState(),
+            LoopSettings(4, BATCH, 2, 1, (42, 0), torch.device("cpu")),
+            Meter("phase1", lambda tensor: tensor, [sink]),
+            learning_rate_at=lambda step: 0.1,
+            sum_over_ranks=lambda values: values,
+            stop_requested=lambda: False,
+            save=lambda: pytest.fail("no checkpoint of a broken state"),
+        )
+    assert len(sink.rows) == 1

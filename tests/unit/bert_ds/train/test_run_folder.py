@@ -1,0 +1,91 @@
+"""Whose a run folder is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bert_ds.config.loading import load_run_config
+from bert_ds.config.recipe import RunConfig
+from bert_ds.errors import CheckpointError
+from bert_ds.train.run_folder import RunFolder, open_run
+from tests.support.recipes import write_recipe
+
+
+def config_with(tmp_path: Path, *overrides: str) -> RunConfig:
+    return load_run_config(write_recipe(tmp_path / "recipe"), list(overrides))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    claimed = RunFolder(tmp_path / "run")
+    claimed.claim()
+    yield claimed
+    claimed.release()
+
+
+def test_a_folder_belongs_to_the_settings_that_it_was_made_with(folder: RunFolder, tmp_path: Path) -> None:
+    config = config_with(tmp_path)
+    folder.check_belongs_to(config, is_fresh_start=False)
+    folder.write_config(config, {"command": "bert-ds pretrain"})
+    folder.check_belongs_to(config, is_fresh_start=False)
+    assert open_run(tmp_path / "run")[1] == config
+
+
+def test_other_settings_are_refused_with_both_values(folder: RunFolder, tmp_path: Path) -> None:
+    folder.write_config(config_with(tmp_path), {})
+    other = config_with(tmp_path, "seed=7", "phases.1.deepspeed.optimizer.params.lr=0.5")
+    with pytest.raises(CheckpointError) as caught:
+        folder.check_belongs_to(other, is_fresh_start=False)
+    assert "seed was 42 there and is 7 now" in str(caught.value)
+    assert "phases.1.deepspeed.optimizer.params.lr was 0.01 there and is 0.5" in str(caught.value)
+    assert "choose another --output-dir" in str(caught.value)
+
+
+def test_what_changes_speed_alone_may_differ(folder: RunFolder, tmp_path: Path) -> None:
+    folder.write_config(config_with(tmp_path), {})
+    other = config_with(
+        tmp_path,
+        "checkpoint.every_steps=77",
+        "logging.every_steps=5",
+        "deepspeed.train_micro_batch_size_per_gpu=2",
+        "deepspeed.zero_optimization.stage=2",
+    )
+    folder.check_belongs_to(other, is_fresh_start=False)
+
+
+def test_a_fresh_start_in_a_used_folder_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+    config = config_with(tmp_path)
+    folder.check_belongs_to(config, is_fresh_start=True)
+    folder.write_config(config, {})
+    with pytest.raises(CheckpointError, match="--resume never: .* already holds a run"):
+        folder.check_belongs_to(config, is_fresh_start=True)
+
+
+def test_two_runs_cannot_write_to_one_folder(folder: RunFolder) -> None:
+    second = RunFolder(folder.path)
+    with pytest.raises(CheckpointError, match="another run is writing"):
+        second.claim()
+    folder.release()
+    second.claim()
+    second.release()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="cannot write to the run folder .*file/run"):
+        RunFolder(tmp_path / "file" / "run").claim()
+
+
+def test_no_run_is_told_what_a_run_is(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no run folder: it has no config.json"):
+        open_run(tmp_path)
+
+
+def test_the_summary_is_changed_entry_by_entry(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.update_summary(status="running", phases=[])
+    folder.update_summary(status="complete")
+    assert folder.read_summary() == {"status": "complete", "phases": []}
