@@ -1,0 +1,53 @@
+"""The small collectives on real gloo ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bert_ds.dist import Communicator, World
+from bert_ds.errors import DataError, PeerError
+from tests.support.ranks import run_on_ranks
+
+
+def collectives(world: World) -> tuple[list[int], list[bool], str, list[float]]:
+    comm = Communicator(world, torch.device("cpu"))
+    comm.barrier()
+    return (
+        comm.sum_numbers([world.rank, 10]),
+        [comm.any(world.rank == 2), comm.any(False)],
+        comm.broadcast_text(f"from rank {world.rank}" if world.is_main else None),
+        comm.sum_tensor(torch.tensor([0.5, float(world.rank)])).tolist(),
+    )
+
+
+def failing_together(world: World) -> str:
+    comm = Communicator(world, torch.device("cpu"))
+
+    def action() -> int:
+        if world.rank > 0:
+            raise DataError(f"shard missing on rank {world.rank}")
+        return 5
+
+    assert comm.together(lambda: world.rank * 2) == world.rank * 2
+    try:
+        comm.together(action)
+    except DataError as err:
+        return str(err)
+    except PeerError as err:
+        return f"peer {err.failed_rank}"
+    return "no error"
+
+
+def test_sums_flags_and_texts_are_the_same_on_every_rank(tmp_path: Path) -> None:
+    expected = ([3, 30], [True, False], "from rank 0", [1.5, 3.0])
+    assert run_on_ranks(3, collectives, tmp_path) == [expected] * 3
+
+
+def test_what_fails_on_some_ranks_fails_on_all_and_is_told_once(tmp_path: Path) -> None:
+    assert run_on_ranks(3, failing_together, tmp_path) == [
+        "peer 1",
+        "shard missing on rank 1",
+        "peer 1",
+    ]

@@ -1,0 +1,140 @@
+"""What a user gets wrong: a clear message, the right exit code, nothing lost."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import ROOT, deepspeed_pretrain, run
+from tests.support.datasets import make_dataset
+
+pytestmark = pytest.mark.slow
+
+
+def pretrain(recipe: Path, data: Path, output: Path, *more: str) -> tuple[int, str]:
+    done = run(
+        "bert-ds", "pretrain", "--recipe", recipe, "--data", data, "--output-dir", output, *more
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+def test_settings_are_told_before_anything_starts(
+    tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    code, told = pretrain(
+        tiny_recipe_folder, tiny_data, tmp_path / "run", "--set", "model.hiden_size=8"
+    )
+    assert code == 2
+    assert "unknown key 'model.hiden_size'; did you mean 'hidden_size'?" in told
+    code, told = pretrain(
+        tiny_recipe_folder, tiny_data, tmp_path / "run", "--set", "deepspeed.train_batch_size=9"
+    )
+    assert code == 2
+    assert "train_batch_size (9) must be a multiple of" in told
+    code, told = pretrain(
+        tiny_recipe_folder, tiny_data, tmp_path / "run",
+        "--set", "deepspeed.zero_optimization.stage=2",
+    )  # fmt: skip
+    assert code == 2
+    assert "LAMB would be wrong under it" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_batch_that_does_not_divide_over_the_ranks_is_told_once_and_ends_the_launcher(
+    tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    done = run(
+        *deepspeed_pretrain(
+            2, tiny_recipe_folder, tiny_data, tmp_path / "run",
+            "--set", "deepspeed.train_micro_batch_size_per_gpu=8",
+        )  # fmt: skip
+    )
+    assert done.returncode != 0
+    assert done.stderr.count("must be a multiple of") == 1
+
+
+def test_data_that_does_not_fit_is_told(
+    tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    code, told = pretrain(tiny_recipe_folder, tmp_path / "nowhere", tmp_path / "run")
+    assert (code, "nowhere/seq32" in told) == (1, True)
+    data = tmp_path / "data"
+    make_dataset(data / "seq32", sequence_length=32)
+    make_dataset(data / "seq64", sequence_length=64, vocab_size=60)
+    code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
+    assert code == 1
+    assert "has 60 pieces and model.vocab_size is 64" in told
+    assert "--set model.vocab_size=60" in told
+    shutil.rmtree(data / "seq64")
+    make_dataset(data / "seq64", sequence_length=64)
+    (data / "seq64" / "vocab.txt").write_text("changed")
+    shard = next((data / "seq64").glob("train-*.tar"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
+    assert code == 1
+    assert f"{shard} has" in told
+
+
+def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_it_is(
+    tiny_recipe_folder: Path, tiny_data: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished_run, copy)
+    before = sorted((p, p.read_bytes()) for p in copy.rglob("*") if p.is_file() and p.name != ".lock")
+    code, told = pretrain(tiny_recipe_folder, tiny_data, copy, "--set", "seed=1")
+    assert code == 1
+    assert "is the folder of another run: seed was 42 there and is 1 now" in told
+    after = sorted((p, p.read_bytes()) for p in copy.rglob("*") if p.is_file() and p.name != ".lock")
+    assert after == before
+    for name in ("01-phase2-step00000008", "01-phase2-step00000006"):
+        shutil.rmtree(copy / "checkpoints" / name)
+    (copy / "summary.json").write_text("{}")
+    other = tmp_path / "other"
+    for length in (32, 64):
+        make_dataset(other / f"seq{length}", sequence_length=length, seed=99)
+    code, told = pretrain(tiny_recipe_folder, other, copy)
+    assert code == 1
+    assert "was trained on dataset" in told
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, told = pretrain(tiny_recipe_folder, tiny_data, tmp_path / "file" / "run")
+    assert code == 1
+    assert "cannot write to the run folder" in told
+
+
+def test_usage_errors_exit_with_2() -> None:
+    assert run("bert-ds").returncode == 2
+    assert run("bert-ds", "pretrain").returncode == 2
+    assert run("bert-ds", "no-such-command").returncode == 2
+    done = run("bert-ds", "plan", "--recipe", ROOT / "ds_configs/bert-large", "--world-size", "0")
+    assert done.returncode == 2
+    assert "--world-size must be at least 1" in done.stderr
+    none = run("bert-ds", "export-hf", "--run", "/nowhere", "--output-dir", "/nowhere/hf")
+    assert none.returncode == 1
+    assert "no run folder" in none.stderr
+
+
+def test_plan_prints_the_batch_arithmetic() -> None:
+    done = run("bert-ds", "plan", "--recipe", ROOT / "ds_configs/bert-large", "--world-size", "64")
+    assert done.returncode == 0
+    assert "65,536 sequences an update = micro batch 64 x accumulation 16 x 64 ranks" in done.stdout
+    assert "336.2 M parameters" in done.stdout
+
+
+def test_a_dry_run_checks_everything_and_writes_nothing(
+    tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    done = run(
+        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
+        "--output-dir", tmp_path / "run", "--dry-run",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "settings, batches and datasets fit" in done.stdout
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,186 @@
+"""`bert-ds pretrain` under the real deepspeed launcher, undisturbed and disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.support.commands import BIN, deepspeed_pretrain, kill, run, start, wait_until
+
+pytestmark = pytest.mark.slow
+
+ROW_KEYS = {
+    "phase", "global_step", "skipped_steps", "samples_seen", "tokens_seen", "loss", "mlm_loss",
+    "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm", "loss_scale",
+    "step_s", "data_wait_s", "sequences_per_s", "tokens_per_s",
+}  # fmt: skip
+
+
+def summary_of(run_folder: Path) -> dict[str, object]:
+    content: dict[str, object] = json.loads((run_folder / "summary.json").read_text())
+    return content
+
+
+def rows_of(run_folder: Path) -> list[dict[str, object]]:
+    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def final_tensors(run_folder: Path) -> dict[str, torch.Tensor]:
+    folder = run_folder / "checkpoints"
+    newest = folder / (folder / "latest").read_text().strip()
+    return {
+        **load_file(newest / "weights.safetensors"),
+        **load_file(newest / "optimizer.safetensors"),
+    }
+
+
+def assert_same_result(run_folder: Path, undisturbed: Path) -> None:
+    """Weights, moments, held-out result, and every logged update once."""
+    expected, found = final_tensors(undisturbed), final_tensors(run_folder)
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert summary_of(run_folder)["held_out"] == summary_of(undisturbed)["held_out"]
+    timeless = [
+        [
+            {k: v for k, v in row.items() if not k.endswith("_s")}
+            for row in rows_of(folder)
+        ]
+        for folder in (run_folder, undisturbed)
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_the_run_folder_holds_what_others_read(finished_run: Path) -> None:
+    summary = summary_of(finished_run)
+    assert summary["status"] == "complete"
+    assert (summary["world_size"], summary["zero_stage"], summary["precision"]) == (2, 0, "fp32")
+    phases = summary["phases"]
+    assert isinstance(phases, list)
+    assert [(p["name"], p["sequence_length"], p["global_step"]) for p in phases] == [
+        ("phase1", 32, 12),
+        ("phase2", 64, 8),
+    ]
+    assert [p["samples_seen"] for p in phases] == [96, 64]
+    assert all(p["final_loss"] > 0 for p in phases)
+    held_out = summary["held_out"]
+    assert isinstance(held_out, dict)
+    assert {"mlm_accuracy", "mlm_loss", "nsp_accuracy", "unigram_accuracy"} <= held_out.keys()
+    versions = summary["versions"]
+    assert isinstance(versions, dict)
+    assert {"torch", "deepspeed", "bert_ds"} <= versions.keys()
+    rows = rows_of(finished_run)
+    assert [row["global_step"] for row in rows] == [*range(1, 13), *range(1, 9)]
+    assert all(row.keys() == ROW_KEYS for row in rows)
+    config = json.loads((finished_run / "config.json").read_text())
+    assert config["config"]["recipe"] == "tiny"
+    assert config["command"].startswith("bert-ds --local_rank=0 pretrain")
+
+
+def test_a_finished_run_is_not_done_again(
+    finished_run: Path, tiny_data: Path, tiny_recipe_folder: Path
+) -> None:
+    before = (finished_run / "summary.json").read_bytes()
+    done = run(*deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, finished_run))
+    assert done.returncode == 0
+    assert "is complete, nothing to do" in done.stdout
+    assert (finished_run / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["in the middle of phase 1", "between the phases", "in the middle of phase 2"],
+)
+def test_a_killed_run_goes_on_to_the_same_result(
+    moment: str, finished_run: Path, tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    command = deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, output)
+    checkpoints = output / "checkpoints"
+    conditions: dict[str, Callable[[], bool]] = {
+        "in the middle of phase 1": lambda: num_rows(output) >= 5,
+        "between the phases": lambda: (checkpoints / "00-phase1-step00000012").exists(),
+        "in the middle of phase 2": lambda: num_rows(output) >= 12 + 5,
+    }
+    process = start(*command)
+    wait_until(conditions[moment], process)
+    kill(process)
+    assert summary_of(output)["status"] == "running"
+    again = run(*command)
+    assert again.returncode == 0, again.stderr
+    assert_same_result(output, finished_run)
+
+
+def test_a_stopped_run_saves_its_state_and_goes_on_to_the_same_result(
+    finished_run: Path, tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    arguments = ["pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data]
+    command = deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, output)
+    process = start(*command)
+    wait_until(lambda: num_rows(output) >= 3, process)
+    os.killpg(process.pid, signal.SIGTERM)  # launcher and ranks, as a scheduler does
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "the same command goes on from there" in stderr
+    assert summary_of(output)["status"] == "interrupted"
+    assert arguments  # the same settings, now without a launcher, are another layout
+    again = run(*command)
+    assert again.returncode == 0, again.stderr
+    assert_same_result(output, finished_run)
+
+
+def test_one_process_without_a_launcher_is_stopped_with_the_code_for_try_again(
+    tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    process = start(
+        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
+        "--output-dir", output, "--set", "phases.0.total_steps=5000",
+    )  # fmt: skip
+    wait_until(lambda: num_rows(output) >= 3, process)
+    process.send_signal(signal.SIGUSR1)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert "stopped on request in phase1" in stderr
+
+
+def test_no_compiler_is_needed(tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path) -> None:
+    command = deepspeed_pretrain(
+        2, tiny_recipe_folder, tiny_data, tmp_path / "run", "--set", "phases.0.total_steps=2",
+        "phases.1.total_steps=2",
+    )  # fmt: skip
+    # Nothing in PATH but the environment's own commands, and an empty cache of built ops.
+    env = {"PATH": str(BIN), "TORCH_EXTENSIONS_DIR": str(tmp_path / "ops"), "CC": "", "CXX": ""}
+    done = run(BIN / "deepspeed", *command[1:], env=env)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ops").exists()
+
+
+def test_a_second_run_on_the_same_folder_is_refused_while_the_first_runs(
+    tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    command = [
+        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
+        "--output-dir", tmp_path / "run", "--set", "phases.0.total_steps=5000",
+    ]  # fmt: skip
+    first = start(*command)
+    wait_until(lambda: num_rows(tmp_path / "run") >= 1, first)
+    second = run(*command)
+    kill(first)
+    assert second.returncode == 1
+    assert "another run is writing to" in second.stderr
+
+
+def num_rows(run_folder: Path) -> int:
+    path = run_folder / "metrics.jsonl"
+    time.sleep(0.01)
+    return path.read_text().count("\n") if path.exists() else 0

@@ -1,0 +1,84 @@
+"""What is done with a run: evaluate, fill-mask, export, report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+from transformers import BertForPreTraining as HuggingFaceBert
+
+from bert_ds.data.collate import collate
+from bert_ds.trained import load_trained
+from tests.support.commands import run
+from tests.support.datasets import random_block
+
+pytestmark = pytest.mark.slow
+
+
+def test_evaluate_repeats_the_held_out_result_on_one_rank(
+    finished_run: Path, tiny_data: Path
+) -> None:
+    done = run("bert-ds", "evaluate", "--run", finished_run, "--data", tiny_data)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    expected = json.loads((finished_run / "summary.json").read_text())["held_out"]
+    assert found.keys() == expected.keys()
+    for key in ("sequences", "predictions", "mlm_accuracy", "nsp_accuracy", "unigram_accuracy"):
+        assert found[key] == expected[key]
+    assert found["mlm_loss"] == pytest.approx(expected["mlm_loss"], rel=1e-6)
+
+
+def test_the_export_gives_the_same_logits_in_transformers(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    command = ["bert-ds", "export-hf", "--run", finished_run, "--output-dir", tmp_path / "hf"]
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    assert "is up to date" in run(*command).stdout
+    assert json.loads((finished_run / "summary.json").read_text())["export"] == str(
+        tmp_path / "hf"
+    )
+    theirs = HuggingFaceBert.from_pretrained(tmp_path / "hf").eval()
+    ours = load_trained(finished_run).model
+    batch = collate(random_block(5, 64, 64, seed=11))
+    with torch.no_grad():
+        a = theirs(
+            input_ids=batch.input_ids,
+            token_type_ids=batch.token_type_ids,
+            attention_mask=batch.attention_mask.long(),
+        )
+        b = ours.logits(
+            batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.masked_lm_positions
+        )
+    masked = a.prediction_logits.flatten(0, 1)[batch.masked_lm_positions]
+    assert (masked - b.mlm).abs().max() <= 1e-5
+    assert (a.seq_relationship_logits - b.nsp).abs().max() <= 1e-5
+    assert AutoModel.from_pretrained(tmp_path / "hf").config.hidden_size == 16
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert tokenizer("w9 w10")["input_ids"] == [2, 9, 10, 3]
+
+
+def test_fill_mask_prints_guesses_for_every_mask(finished_run: Path) -> None:
+    done = run("bert-ds", "fill-mask", "--run", finished_run, "w7 [MASK] w9 [MASK]", "--top-k", "2")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["[MASK]", "1"], ["[MASK]", "1"], ["[MASK]", "2"], ["[MASK]", "2"],
+    ]  # fmt: skip
+    probabilities = [float(line.split()[2]) for line in lines]
+    assert probabilities[0] >= probabilities[1] > 0
+    none = run("bert-ds", "fill-mask", "--run", finished_run, "no place")
+    assert none.returncode == 1
+    assert "the text has no [MASK] to fill" in none.stderr
+
+
+def test_report_writes_the_page_and_prints_the_table(finished_run: Path) -> None:
+    done = run("bert-ds", "report", "--run", finished_run)
+    assert done.returncode == 0, done.stderr
+    assert "phase1" in done.stdout
+    page = (finished_run / "report.html").read_text()
+    for words in ("Learning rate", "sequences/s", "phase2", "MLM"):
+        assert words.lower() in page.lower()

@@ -1,0 +1,30 @@
+"""A whole pretraining run within ranks that a test has started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bert_ds.config.loading import load_run_config
+from bert_ds.dist import Communicator, World
+from bert_ds.train import setup
+from bert_ds.train.pretrain import Run, run_pretraining
+from bert_ds.train.run_folder import RunFolder
+from bert_ds.train.stop import StopFlag
+
+
+def pretrain_in_rank(
+    world: World, recipe: Path, data: Path, output_dir: Path, overrides: list[str]
+) -> None:
+    """What `bert-ds pretrain` does once the ranks have met."""
+    config = load_run_config(recipe, overrides)
+    device = torch.device("cpu")
+    comm = Communicator(world, device)
+    folder = RunFolder(output_dir)
+    opened = comm.together(lambda: setup.open_phase_data(config, data))
+    if world.is_main:
+        folder.claim()
+        folder.write_config(config, {})
+    run_pretraining(Run(config, world, comm, device, folder, opened, StopFlag()), "auto")
+    folder.release()
