@@ -1,0 +1,268 @@
+"""The command `bert-prep`: arguments in, one job, exit code out.
+
+Results go to standard output, messages and progress to standard error. Exit 0 done, 1 failed, 2 bad
+usage, 130 interrupted. Everything heavy is imported by the job that needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_prep.errors import DataPrepError, UsageError
+
+if TYPE_CHECKING:
+    from data_prep.plan import ShardOptions
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: as on the command line; None takes those of this process.
+
+    Returns:
+        The exit code.
+    """
+    parsed = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, format="bert-prep: %(message)s", stream=sys.stderr, force=True
+    )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # pieces that the terminal cannot show
+    try:
+        code = int(parsed.job(parsed))
+        sys.stdout.flush()
+        return code
+    except DataPrepError as err:
+        print(f"bert-prep: error: {err}", file=sys.stderr)
+        return err.exit_code
+    except KeyboardInterrupt:
+        print("bert-prep: interrupted; run the same command again to go on.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="bert-prep", description="Text to pretraining shards.")
+    jobs = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_vocab(jobs.add_parser("vocab", help="train a WordPiece vocabulary"))
+    _add_shards(jobs.add_parser("shards", help="make pretraining shards out of text"))
+    verify = jobs.add_parser("verify", help="check a dataset folder against its manifest")
+    show = jobs.add_parser("show", help="print rows as text")
+    stats = jobs.add_parser("stats", help="print distributions")
+    for command, job in ((verify, _verify), (show, _show), (stats, _stats)):
+        command.add_argument("folder", type=Path, metavar="FOLDER", help="such as D/seq128")
+        command.set_defaults(job=job)
+    show.add_argument("--split", choices=["train", "valid"], default="train")
+    show.add_argument("--rows", type=int, default=3, help="rows to show (3)")
+    show.add_argument("--start", type=int, default=0, help="number of the first row (0)")
+    return parser
+
+
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Arguments about the text and how it is cut into pieces."""
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="PATH",
+        help="files or folders of .txt (documents separated by blank lines) or .jsonl, "
+        "also .gz and .zst",
+    )
+    parser.add_argument(
+        "--one-document-per-file", action="store_true", help="a .txt file is one document"
+    )
+    parser.add_argument(
+        "--json-field", default="text", metavar="NAME", help="field of .jsonl lines (text)"
+    )
+    parser.add_argument("--cased", action="store_true", help="keep upper case and accents")
+    parser.add_argument(
+        "--strip-accents",
+        action=argparse.BooleanOptionalAction,
+        help="remove accents (follows the case)",
+    )
+
+
+def _add_vocab(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `vocab`."""
+    _add_inputs(parser)
+    parser.add_argument(
+        "--vocab-size", type=int, default=30_522, metavar="N", help="pieces (30522)"
+    )
+    parser.add_argument(
+        "--limit-alphabet",
+        type=int,
+        default=1_000,
+        metavar="N",
+        help="most different characters; raise it for Chinese or Japanese (1000)",
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="vocab.txt", help="gets a record next to it"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace a vocabulary that was made otherwise"
+    )
+    parser.set_defaults(job=_vocab)
+
+
+def _add_shards(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `shards`."""
+    _add_inputs(parser)
+    add = parser.add_argument
+    add("--vocab", type=Path, required=True, metavar="vocab.txt", help="a piece a line")
+    add("--output-dir", type=Path, required=True, metavar="D", help="gets a folder a length")
+    add(
+        "--sequence-length", type=int, nargs="+", required=True, metavar="N", help="such as 128 512"
+    )
+    add("--max-predictions", type=int, nargs="+", metavar="N", help="for each length (20, 80)")
+    add("--duplicate-factor", type=int, default=5, metavar="K", help="uses of each document (5)")
+    add("--seed", type=int, default=0, metavar="S", help="of all random numbers (0)")
+    add("-j", "--jobs", type=int, metavar="N", help="processes (all cores)")
+    add("--valid-fraction", type=float, default=0.01, metavar="F", help="held out (0.01)")
+    add(
+        "--masking",
+        choices=["token", "whole_word"],
+        default="token",
+        help="of single pieces or whole words (token)",
+    )
+    add(
+        "--pairs",
+        choices=["next_sentence", "sentence_order"],
+        default="next_sentence",
+        help="what the label says (next_sentence)",
+    )
+    add(
+        "--short-sequence-probability",
+        type=float,
+        default=0.1,
+        metavar="P",
+        help="of a random shorter row (0.1)",
+    )
+    add(
+        "--sentences", choices=["rules", "lines"], default="rules", help="how text is split (rules)"
+    )
+    add("--rows-per-block", type=int, default=1_024, metavar="N", help="rows a block (1024)")
+    add("--blocks-per-shard", type=int, default=256, metavar="N", help="blocks a tar (256)")
+    parser.set_defaults(job=_shards)
+
+
+def _vocab(parsed: argparse.Namespace) -> int:
+    """`bert-prep vocab`."""
+    from data_prep.inputs import TextFormat
+    from data_prep.vocabulary_job import VocabularyJob, make_vocabulary
+    from data_prep.vocabulary_training import VocabularyOptions
+
+    lowercase = not parsed.cased
+    options = VocabularyOptions(
+        size=parsed.vocab_size,
+        lowercase=lowercase,
+        strip_accents=lowercase if parsed.strip_accents is None else parsed.strip_accents,
+        limit_alphabet=parsed.limit_alphabet,
+    )
+    text_format = TextFormat(parsed.one_document_per_file, parsed.json_field)
+    job = VocabularyJob(parsed.input, text_format, options, parsed.output, parsed.overwrite)
+    print(make_vocabulary(job))
+    return 0
+
+
+def _shards(parsed: argparse.Namespace) -> int:
+    """`bert-prep shards`."""
+    from data_prep.executor import make_executor
+    from data_prep.prepare import prepare_shards
+    from data_prep.vocabulary_job import vocabulary_with_casing
+    from data_prep.work_folder import Preparation
+
+    with make_executor(parsed.jobs) as executor:
+        if not executor.is_root:
+            logging.getLogger().setLevel(logging.ERROR)
+        try:
+            preparation = Preparation(
+                inputs=parsed.input,
+                vocabulary_path=str(parsed.vocab),
+                vocabulary=vocabulary_with_casing(parsed.vocab, parsed.cased, parsed.strip_accents),
+                output_dir=parsed.output_dir,
+                options=_shard_options(parsed),
+            )
+            folders = prepare_shards(preparation, executor)
+        except DataPrepError as err:
+            if executor.is_root:
+                raise
+            return err.exit_code  # rank 0 says what is wrong
+        if executor.is_root:
+            print("\n".join(map(str, folders)))
+    return 0
+
+
+def _shard_options(parsed: argparse.Namespace) -> ShardOptions:
+    """The parameters of a preparation; UsageError where they do not fit each other."""
+    from data_prep.masking import default_max_predictions
+    from data_prep.plan import ShardOptions
+
+    lengths = tuple(parsed.sequence_length)
+    predictions = tuple(parsed.max_predictions or map(default_max_predictions, lengths))
+    if len(predictions) != len(lengths):
+        raise UsageError(
+            f"--max-predictions has {len(predictions)} values, --sequence-length {len(lengths)}; "
+            "give one for each length."
+        )
+    return ShardOptions(
+        sequence_length=lengths,
+        max_predictions_per_seq=predictions,
+        duplicate_factor=parsed.duplicate_factor,
+        seed=parsed.seed,
+        masking=parsed.masking,
+        pairs=parsed.pairs,
+        short_sequence_probability=parsed.short_sequence_probability,
+        valid_fraction=parsed.valid_fraction,
+        rows_per_block=parsed.rows_per_block,
+        blocks_per_shard=parsed.blocks_per_shard,
+        sentences=parsed.sentences,
+        one_document_per_file=parsed.one_document_per_file,
+        json_field=parsed.json_field,
+    )
+
+
+def _verify(parsed: argparse.Namespace) -> int:
+    """`bert-prep verify`."""
+    from data_prep.manifest import SPLITS, load_manifest
+    from data_prep.progress import Progress
+    from data_prep.verify import verify_folder
+
+    manifest = load_manifest(parsed.folder)
+    shards = [shard for split in SPLITS for shard in manifest.shards(split)]
+    with Progress("verify", sum(shard.bytes for shard in shards), "B") as progress:
+        verify_folder(parsed.folder, progress.advance)
+    rows = sum(manifest.totals(split).rows for split in SPLITS)
+    print(f"{parsed.folder}: {len(shards)} shards, {rows} rows, all as the manifest says.")
+    return 0
+
+
+def _show(parsed: argparse.Namespace) -> int:
+    """`bert-prep show`."""
+    from data_prep.show import show_rows
+
+    if parsed.rows < 1:
+        raise UsageError(f"--rows {parsed.rows}: must be at least 1.")
+    is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    for text in show_rows(parsed.folder, parsed.split, parsed.start, parsed.rows, is_coloured):
+        print(text)
+    return 0
+
+
+def _stats(parsed: argparse.Namespace) -> int:
+    """`bert-prep stats`."""
+    from data_prep.stats import describe_folder
+
+    for line in describe_folder(parsed.folder):
+        print(line)
+    return 0

@@ -1,0 +1,291 @@
+"""Who runs the tasks: this process, worker processes, or the ranks of an MPI job.
+
+A task is a module-level function of the work folder and an item; it leaves its result in files, so
+every executor gives the same bytes and a task may be run again. Processes are spawned, never
+forked: a fork after the tokeniser's thread pool started hangs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from data_prep.errors import DataPrepError, UsageError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Sizes of the job as Open MPI, MPICH (Hydra) and Slurm's srun announce it.
+_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
+
+
+class Executor(Protocol):
+    """Runs functions on workers; a context manager."""
+
+    is_root: bool
+    """Whether this process speaks to the user."""
+    size: int
+    """Number of workers."""
+
+    def __enter__(self) -> Executor: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def on_root(self, function: Callable[[], Result]) -> Result:
+        """Calls `function` in one process; all get its result or its error."""
+        ...
+
+    def run(
+        self,
+        function: Callable[[Path, Item], None],
+        work: Path,
+        items: Sequence[Item],
+        done: Callable[[Item], None],
+    ) -> None:
+        """Calls `function(work, item)` for all items, and `done(item)` in this process."""
+        ...
+
+
+class SerialExecutor:
+    """Runs everything in this process, in order."""
+
+    is_root = True
+    size = 1
+
+    def __enter__(self) -> SerialExecutor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return
+
+    def on_root(self, function: Callable[[], Result]) -> Result:
+        """Calls `function`."""
+        return function()
+
+    def run(
+        self,
+        function: Callable[[Path, Item], None],
+        work: Path,
+        items: Sequence[Item],
+        done: Callable[[Item], None],
+    ) -> None:
+        """Calls `function` for one item after the other."""
+        for item in items:
+            function(work, item)
+            done(item)
+
+
+class ProcessExecutor(SerialExecutor):
+    """Runs tasks in spawned processes that end with this one.
+
+    Args:
+        size: number of processes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._pool: ProcessPoolExecutor | None = None
+        self._others = {child.pid for child in multiprocessing.active_children()}
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._pool is None:
+            return
+        if kind is not None:
+            for child in multiprocessing.active_children():
+                if child.pid not in self._others:
+                    child.terminate()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def run(
+        self,
+        function: Callable[[Path, Item], None],
+        work: Path,
+        items: Sequence[Item],
+        done: Callable[[Item], None],
+    ) -> None:
+        """Gives items to whichever process is free.
+
+        Raises:
+            DataPrepError: a process died.
+        """
+        try:
+            futures = {self._submit(function, work, item): item for item in items}
+            for future in as_completed(futures):
+                future.result()
+                done(futures[future])
+        except BrokenProcessPool as err:
+            raise DataPrepError(
+                f"a worker process died: it was killed, perhaps for want of memory, with "
+                f"{self.size} processes at work. Finished tasks are kept: run the same command "
+                "again, with a smaller -j if memory is short."
+            ) from err
+
+    def _submit(
+        self, function: Callable[[Path, Item], None], work: Path, item: Item
+    ) -> Future[None]:
+        """Hands one item to the pool, which is made for the first."""
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self.size, multiprocessing.get_context("spawn"), _start_worker
+            )
+        with _interrupts_held():
+            return self._pool.submit(function, work, item)
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Holds Ctrl-C back; processes started meanwhile never see it: it is the parent's business."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_worker() -> None:
+    """Makes a spawned process end with its parent."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Ends this process once its parent is gone, also when the parent was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+class MpiExecutor:
+    """Runs tasks on all ranks of an MPI job, rank r taking items r, r + size, ...
+
+    Args:
+        communicator: an `mpi4py` communicator.
+    """
+
+    def __init__(self, communicator: Any) -> None:
+        self._communicator = communicator
+        self.size = int(communicator.Get_size())
+        self.is_root = communicator.Get_rank() == 0
+
+    def __enter__(self) -> MpiExecutor:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Ends all ranks where one meets what the others do not know of."""
+        if isinstance(error, KeyboardInterrupt):
+            self._communicator.Abort(130)
+        elif error is not None and not isinstance(error, DataPrepError):
+            traceback.print_exception(error)
+            sys.stderr.flush()
+            self._communicator.Abort(1)
+
+    def on_root(self, function: Callable[[], Result]) -> Result:
+        """Calls `function` on rank 0; every rank gets the result or the error."""
+        answer: tuple[Any, DataPrepError | None] = (None, None)
+        if self.is_root:
+            try:
+                answer = (function(), None)
+            except DataPrepError as err:
+                answer = (None, err)
+        result, error = self._communicator.bcast(answer, root=0)
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]  # a broadcast carries any type
+
+    def run(
+        self,
+        function: Callable[[Path, Item], None],
+        work: Path,
+        items: Sequence[Item],
+        done: Callable[[Item], None],
+    ) -> None:
+        """Does this rank's items; an error on any rank is raised on all, once all have ended."""
+        error: DataPrepError | None = None
+        rank = int(self._communicator.Get_rank())
+        try:
+            for item in items[rank :: self.size]:
+                function(work, item)
+                done(item)
+        except DataPrepError as err:
+            error = err
+        errors = [err for err in self._communicator.allgather(error) if err is not None]
+        if errors:
+            raise errors[0]
+
+
+def mpi_size(environ: Mapping[str, str]) -> int:
+    """Number of ranks the launcher started; 1 where there is none."""
+    return max(int(environ.get(name, "1")) for name in _MPI_SIZES)
+
+
+def make_executor(processes: int | None, environ: Mapping[str, str] = os.environ) -> Executor:
+    """The executor for this process.
+
+    Args:
+        processes: as the user asked with -j; None takes every usable core.
+        environ: environment variables, which tell of MPI.
+
+    Raises:
+        UsageError: MPI without `mpi4py`, or with -j; -j below 1.
+    """
+    if processes is not None and processes < 1:
+        raise UsageError(f"-j {processes}: must be at least 1.")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if mpi_size(environ) > 1:
+        return _mpi_executor(processes, environ)
+    size = processes or len(os.sched_getaffinity(0))
+    return ProcessExecutor(size) if size > 1 else SerialExecutor()
+
+
+def _mpi_executor(processes: int | None, environ: Mapping[str, str]) -> Executor:
+    """The executor of a rank; UsageError where it cannot be."""
+    if processes is not None and processes > 1:
+        raise UsageError(
+            f"-j {processes} under MPI: each of the {mpi_size(environ)} ranks is one worker; "
+            "leave -j out and start more ranks."
+        )
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as err:
+        raise UsageError(
+            f"started by MPI with {mpi_size(environ)} ranks, but mpi4py does not load ({err}); "
+            "pip install 'bert_ds[mpi]', or start it without MPI and with -j."
+        ) from err
+    if MPI.COMM_WORLD.Get_size() != mpi_size(environ):
+        raise UsageError(
+            f"the launcher started {mpi_size(environ)} ranks, mpi4py sees "
+            f"{MPI.COMM_WORLD.Get_size()}: it uses another MPI library than mpiexec; start it "
+            "with that library's mpiexec."
+        )
+    return MpiExecutor(MPI.COMM_WORLD)

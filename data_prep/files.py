@@ -1,0 +1,105 @@
+"""Writing files so that a kill leaves the old file or the new one, and checksums of files."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from data_prep.errors import OutputError
+from data_prep.manifest import dumps
+
+TEMPORARY_SUFFIX = ".tmp"
+_READ_BYTES = 1 << 20
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """A binary file that appears under `path` only once it is whole and on disk.
+
+    Args:
+        path: the final name; the temporary file lies in the same folder.
+
+    Raises:
+        OutputError: the folder or file cannot be written, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY_SUFFIX}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as err:
+        raise output_error(path, err) from err
+    finally:
+        _remove_if_there(temporary)
+
+
+def _remove_if_there(path: Path) -> None:
+    """Removes `path`; an error here must not hide the one that led here."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename in `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes `content` as readable JSON, whole or not at all."""
+    with atomic_file(path) as file:
+        file.write(dumps(content).encode() + b"\n")
+
+
+def make_folder(path: Path) -> None:
+    """Makes `path` and its parents.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise output_error(path, err) from err
+
+
+def output_error(path: Path, err: OSError) -> OutputError:
+    """The error for a user when writing `path` failed."""
+    if err.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(
+            f"{path}: the disk is full ({free_mib(path)} MiB free in {path.parent}). Nothing "
+            "finished is lost: make room and run the same command again, it goes on from there."
+        )
+    return OutputError(
+        f"{path}: cannot be written ({err.strerror or err}); choose another output, or mend the "
+        "permissions of its folder."
+    )
+
+
+def free_mib(path: Path) -> int:
+    """MiB free for `path`, looked up at the nearest folder that exists."""
+    existing = next(parent for parent in path.absolute().parents if parent.is_dir())
+    return shutil.disk_usage(existing).free >> 20
+
+
+def sha256_file(path: Path) -> str:
+    """sha256 of the file's bytes, hexadecimal; OSError where it cannot be read."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

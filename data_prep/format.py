@@ -1,0 +1,210 @@
+"""The data contract: what a block of pretraining rows holds, and its bytes.
+
+A block is a stored (never deflated) `.npz` of one-dimensional unsigned arrays, rows end to end. The
+bytes depend on the arrays alone: zip timestamps are fixed. `numpy.load` reads a block too;
+`decode_block` is the fast way and checks the checksum of every field. What the rows mean together
+(positions in range, no special piece masked) is checked by `data_prep.verify`.
+
+Legend: n rows, T tokens of all rows, P masked positions of all rows.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zipfile
+import zlib
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.errors import DataError
+
+FORMAT_VERSION = 1
+"""Version of the data contract; a reader refuses every other."""
+
+PAIR_LABEL_NAMES = ("next_sentence_label", "sentence_order_label")
+"""Names the label of a row may have, by the way pairs were made."""
+
+_FIELDS = (
+    "tokens",
+    "length",
+    "segment_a_length",
+    "num_predictions",
+    "masked_lm_positions",
+    "masked_lm_ids",
+)
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
+_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
+_NPY_HEADER = re.compile(
+    rb"\{'descr': '([<|]u[124])', 'fortran_order': False, 'shape': \((\d+),\), \} *\n"
+)
+
+UnsignedArray = npt.NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of pretraining data, masks applied, without padding.
+
+    Attributes:
+        tokens: uint16 (uint32 above 65,536 pieces) [T], [CLS] and [SEP] included, rows end to end.
+        length: uint16 [n], tokens of the row.
+        segment_a_length: uint16 [n], tokens of segment A with its [CLS] and [SEP].
+        num_predictions: uint8 or uint16 [n], masked positions of the row.
+        masked_lm_positions: uint8 (uint16 above 256 tokens a row) [P], positions in the row.
+        masked_lm_ids: as `tokens` [P], the pieces that stood there.
+        pair_label: uint8 [n], 0 true next (or in order), 1 random (or swapped).
+        pair_label_name: the name of `pair_label` in the file, one of `PAIR_LABEL_NAMES`.
+    """
+
+    tokens: UnsignedArray
+    length: UnsignedArray
+    segment_a_length: UnsignedArray
+    num_predictions: UnsignedArray
+    masked_lm_positions: UnsignedArray
+    masked_lm_ids: UnsignedArray
+    pair_label: UnsignedArray
+    pair_label_name: str
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.length)
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
+    """The dtype of piece ids: uint16 up to 65,536 pieces, else uint32."""
+    return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+
+
+def position_dtype(sequence_length: int) -> np.dtype[Any]:
+    """The dtype of positions in a row: uint8 up to 256 tokens, else uint16."""
+    return np.dtype(np.uint8 if sequence_length <= 1 << 8 else np.uint16)
+
+
+def count_dtype(max_predictions_per_seq: int) -> np.dtype[Any]:
+    """The dtype of `num_predictions`: uint8 up to 255 predictions, else uint16."""
+    return np.dtype(np.uint8 if max_predictions_per_seq < 1 << 8 else np.uint16)
+
+
+def encode_block(block: Block) -> bytes:
+    """The bytes of `block`; equal arrays give equal bytes.
+
+    Args:
+        block: rows with one-dimensional little-endian arrays.
+
+    Returns:
+        A stored `.npz` file.
+    """
+    fields = {name: getattr(block, name) for name in _FIELDS}
+    fields[block.pair_label_name] = block.pair_label
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in fields.items():
+            info = zipfile.ZipInfo(f"{name}.npy", _EPOCH)
+            info.create_system = 3  # Unix, wherever the block is written
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, _npy_bytes(array))
+    return buffer.getvalue()
+
+
+def _npy_bytes(array: UnsignedArray) -> bytes:
+    """`array` as an `.npy` file."""
+    buffer = BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(array), version=(1, 0))
+    return buffer.getvalue()
+
+
+def decode_block(data: bytes | memoryview, where: str) -> Block:
+    """Reads what `encode_block` wrote; the arrays are copies of their own.
+
+    Args:
+        data: the whole `.npz` file.
+        where: shard and block, for the message of an error.
+
+    Returns:
+        The rows.
+
+    Raises:
+        DataError: the bytes are no block, or a field is missing, broken or of a wrong size.
+    """
+    try:
+        fields = _read_fields(memoryview(data))
+    except (struct.error, ValueError) as err:
+        raise DataError(
+            f"{where}: not a readable block ({err}); the shard is damaged, prepare it again."
+        ) from err
+    return _checked_block(fields, where)
+
+
+def _read_fields(data: memoryview) -> dict[str, UnsignedArray]:
+    """The arrays of an `.npz` whose members are stored, by name; ValueError on anything broken."""
+    fields: dict[str, UnsignedArray] = {}
+    offset = 0
+    while bytes(data[offset : offset + 4]) == b"PK\x03\x04":
+        header = _LOCAL_HEADER.unpack_from(data, offset)
+        method, crc, size, name_size, extra_size = header[3], *header[6:8], *header[9:11]
+        start = offset + _LOCAL_HEADER.size + name_size + extra_size
+        payload = data[start : start + size]
+        name = bytes(data[offset + _LOCAL_HEADER.size :][:name_size]).decode("ascii")
+        if method != zipfile.ZIP_STORED:
+            raise ValueError(f"field {name} is compressed")
+        if len(payload) != size or zlib.crc32(payload) != crc:
+            raise ValueError(f"field {name} is cut off or changed")
+        fields[name.removesuffix(".npy")] = _read_npy(payload, name)
+        offset = start + size
+    if not fields:
+        raise ValueError("no zip member at its start")
+    return fields
+
+
+def _read_npy(payload: memoryview, name: str) -> UnsignedArray:
+    """One `.npy` file of a one-dimensional unsigned array; ValueError on anything else."""
+    if bytes(payload[:8]) != b"\x93NUMPY\x01\x00":
+        raise ValueError(f"field {name} is not an npy file of version 1.0")
+    (header_size,) = struct.unpack_from("<H", payload, 8)
+    match = _NPY_HEADER.fullmatch(payload[10 : 10 + header_size])
+    if match is None:
+        raise ValueError(f"field {name} is not a one-dimensional unsigned array")
+    dtype = np.dtype(match[1].decode())
+    if len(payload) - 10 - header_size != int(match[2]) * dtype.itemsize:
+        raise ValueError(f"field {name} does not have {int(match[2])} elements")
+    return np.frombuffer(payload, dtype, offset=10 + header_size).copy()
+
+
+def _checked_block(fields: dict[str, UnsignedArray], where: str) -> Block:
+    """The block of `fields`, once names and sizes agree."""
+    labels = [name for name in PAIR_LABEL_NAMES if name in fields]
+    expected = {*_FIELDS, *labels}
+    if len(labels) != 1 or set(fields) != expected:
+        raise DataError(
+            f"{where}: fields are {sorted(fields)}; a block holds {sorted(_FIELDS)} and one of "
+            f"{list(PAIR_LABEL_NAMES)}."
+        )
+    block = Block(
+        tokens=fields["tokens"],
+        length=fields["length"],
+        segment_a_length=fields["segment_a_length"],
+        num_predictions=fields["num_predictions"],
+        masked_lm_positions=fields["masked_lm_positions"],
+        masked_lm_ids=fields["masked_lm_ids"],
+        pair_label=fields[labels[0]],
+        pair_label_name=labels[0],
+    )
+    sizes = {
+        "segment_a_length": len(block),
+        "num_predictions": len(block),
+        labels[0]: len(block),
+        "tokens": int(block.length.sum(dtype=np.int64)),
+        "masked_lm_positions": int(block.num_predictions.sum(dtype=np.int64)),
+        "masked_lm_ids": int(block.num_predictions.sum(dtype=np.int64)),
+    }
+    for name, size in sizes.items():
+        if len(fields[name]) != size:
+            raise DataError(
+                f"{where}: field {name} has {len(fields[name])} elements, its rows need {size}."
+            )
+    return block

@@ -1,0 +1,128 @@
+"""Finding the input files: what was given, which format each has, and their checksums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.errors import InputError, UsageError
+from data_prep.files import sha256_file
+from data_prep.manifest import InputEntry
+
+TEXT_SUFFIXES = (".txt", ".jsonl")
+COMPRESSION_SUFFIXES = ("", ".gz", ".zst")
+_ACCEPTED = tuple(text + packed for text in TEXT_SUFFIXES for packed in COMPRESSION_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How documents lie in the input files."""
+
+    one_document_per_file: bool = False
+    """A `.txt` file is one document; otherwise documents are separated by blank lines."""
+    json_field: str = "text"
+    """The field of a `.jsonl` line that holds the document."""
+
+
+def find_inputs(given: Sequence[str], apart: Sequence[Path] = ()) -> list[str]:
+    """The input files, in the order given; folders are recursed in sorted order.
+
+    Args:
+        given: files and folders.
+        apart: files and folders of ours that must not lie among the inputs.
+
+    Returns:
+        Paths that begin as they were given.
+
+    Raises:
+        UsageError: a path does not exist, has an unknown suffix, a file comes twice, or a file of
+            ours lies among the inputs.
+        InputError: a folder holds no file of a known suffix.
+    """
+    _refuse_ours(given, apart)
+    found: list[str] = []
+    for path in given:
+        if os.path.isdir(path):
+            found.extend(_files_below(path))
+        elif not os.path.exists(path):
+            raise UsageError(f"--input {path}: no such file or folder.")
+        elif not path.endswith(_ACCEPTED):
+            raise UsageError(
+                f"--input {path}: the format is told by the suffix, which must be one of "
+                f"{' '.join(_ACCEPTED)}; rename the file."
+            )
+        else:
+            found.append(path)
+    _refuse_repeated(found)
+    return found
+
+
+def _files_below(folder: str) -> list[str]:
+    """All input files below `folder`, hidden ones left out."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        visible = [name for name in names if not name.startswith(".")]
+        found += [os.path.join(parent, name) for name in visible if name.endswith(_ACCEPTED)]
+    if not found:
+        raise InputError(
+            f"--input {folder}: no file in it ends in one of {' '.join(_ACCEPTED)}; "
+            "give another folder or rename the files."
+        )
+    return sorted(found)
+
+
+def _refuse_ours(given: Sequence[str], apart: Sequence[Path]) -> None:
+    """UsageError where one of our files would be read as text, now or in the next run."""
+    for ours in apart:
+        for path in given:
+            resolved = Path(path).resolve()
+            if resolved == ours.resolve() or resolved in ours.resolve().parents:
+                raise UsageError(
+                    f"--input {path}: {ours} is the same or lies in it and would be read as text; "
+                    "keep inputs in a folder of their own."
+                )
+
+
+def _refuse_repeated(paths: Sequence[str]) -> None:
+    """UsageError where one file is reached twice."""
+    seen: dict[str, str] = {}
+    for path in paths:
+        other = seen.setdefault(os.path.realpath(path), path)
+        if other is not path:
+            raise UsageError(f"--input: {path} is the same file as {other}; give it once.")
+
+
+def hash_input(path: str) -> InputEntry:
+    """Size and checksum of one input file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        return InputEntry(path, os.stat(path).st_size, sha256_file(Path(path)))
+    except OSError as err:
+        raise InputError(f"{path}: cannot be read ({err.strerror}).") from err
+
+
+def hash_inputs(
+    paths: Sequence[str], progress: Callable[[int], None] = lambda size: None
+) -> list[InputEntry]:
+    """`hash_input` of every path; `progress` hears the bytes of each."""
+    entries = []
+    for path in paths:
+        entries.append(hash_input(path))
+        progress(entries[-1].bytes)
+    return entries
+
+
+def is_compressed(path: str) -> bool:
+    """Whether documents can only be reached by reading from the start."""
+    return path.endswith((".gz", ".zst"))
+
+
+def is_json_lines(path: str) -> bool:
+    """Whether a line is a document."""
+    return ".jsonl" in Path(path).name[-len(".jsonl.zst") :]

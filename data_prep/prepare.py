@@ -1,0 +1,157 @@
+"""The whole preparation: plan, map, group, reduce, finalise; from where an earlier run ended.
+
+Everything that is done is a file, so a run that was killed anywhere goes on when it is started
+again, and gives the bytes of one that was not.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from data_prep import map_stage, reduce_stage
+from data_prep.errors import InputError
+from data_prep.executor import Executor
+from data_prep.files import write_json
+from data_prep.finalise import finalise
+from data_prep.groups import choose_promotions, make_groups, write_group
+from data_prep.manifest import SPLITS
+from data_prep.map_stage import run_map_task
+from data_prep.plan import Plan, check_options, load_plan
+from data_prep.progress import Progress
+from data_prep.reduce_stage import ReduceTask, dataset_folder, run_reduce_task
+from data_prep.work_folder import (
+    GROUPS_DONE_NAME,
+    WORK_NAME,
+    Preparation,
+    discard,
+    only_one,
+    ready_plan,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def prepare_shards(preparation: Preparation, executor: Executor) -> list[Path]:
+    """Makes the dataset folders of all sequence lengths.
+
+    Args:
+        preparation: inputs, vocabulary, output and parameters.
+        executor: who does the tasks; inside its `with` block.
+
+    Returns:
+        The dataset folders.
+
+    Raises:
+        UsageError: a parameter is out of range, or an input does not exist.
+        InputError: text that cannot be used, or none.
+        DataError: the output folder holds something else.
+        OutputError: a file cannot be written.
+    """
+    check_options(preparation.options)
+    output = preparation.output_dir
+    folders = [output / f"seq{length}" for length in preparation.options.sequence_length]
+    with only_one(output, executor):
+        _prepare(preparation, folders, executor)
+    return folders
+
+
+def _prepare(preparation: Preparation, folders: Sequence[Path], executor: Executor) -> None:
+    """All stages that are not done yet."""
+    for cache in (load_plan, map_stage.tokenizer_of, reduce_stage.vocabulary_of):
+        cache.cache_clear()  # of an earlier preparation in this process
+    work = preparation.output_dir / WORK_NAME
+    plan = executor.on_root(lambda: ready_plan(preparation))
+    if plan is None:
+        return
+    try:
+        _map(work, plan, executor)
+        tasks = executor.on_root(lambda: _group(work, plan))
+        _reduce(work, tasks, executor)
+        executor.on_root(lambda: _finalise(work, plan, tasks))
+    except InputError:
+        # Mending the text makes another preparation of it: what is done would be in its way.
+        if executor.is_root:
+            discard(work, folders)
+        raise
+
+
+def _finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> None:
+    """The last stage, and a line about its result."""
+    for manifest in finalise(work, plan, tasks):
+        train, valid = manifest.train_totals, manifest.valid_totals
+        logger.info(
+            "%s: %d train rows, %d valid rows, %d tokens",
+            dataset_folder(work, manifest.sequence_length),
+            train.rows,
+            valid.rows,
+            train.tokens + valid.tokens,
+        )
+
+
+def _map(work: Path, plan: Plan, executor: Executor) -> None:
+    """The map stage."""
+    everything = range(len(plan.tasks))
+    # Asked once: two ranks that look at different times would share different lists.
+    left = executor.on_root(lambda: [t for t in everything if not map_stage.is_done(work, t)])
+    sizes = [_task_bytes(plan, task) for task in everything]
+    with Progress("map", sum(sizes), "B", executor.is_root) as progress:
+        progress.advance(sum(sizes) - sum(sizes[task] for task in left))
+        executor.run(run_map_task, work, left, lambda task: progress.advance(sizes[task]))
+
+
+def _task_bytes(plan: Plan, task: int) -> int:
+    """Bytes of input that a map task reads."""
+    return sum(
+        (plan.inputs[segment.input].bytes if segment.end is None else segment.end) - segment.start
+        for segment in plan.tasks[task]
+    )
+
+
+def _group(work: Path, plan: Plan) -> list[ReduceTask]:
+    """Decides the reduce tasks, once all map tasks are done."""
+    if not (work / GROUPS_DONE_NAME).is_file():
+        _make_groups(work, plan)
+    numbers = json.loads((work / GROUPS_DONE_NAME).read_text(encoding="utf-8"))
+    return [
+        ReduceTask(split, number, index)
+        for index in reversed(range(len(plan.options.sequence_length)))
+        for split in SPLITS
+        for number in range(numbers[split])
+    ]
+
+
+def _make_groups(work: Path, plan: Plan) -> None:
+    """Writes the groups, and last how many each split has."""
+    results = [map_stage.load_result(work, task) for task in range(len(plan.tasks))]
+    if not any(result.sections for result in results):
+        skipped = sum(result.skipped for result in results)
+        raise InputError(
+            f"--input: {len(plan.inputs)} files and no document with text in them "
+            f"({skipped} documents without a piece); give files that hold text."
+        )
+    skipped = sum(result.skipped for result in results)
+    if skipped:
+        logger.info("%d documents without a single piece are left out", skipped)
+    promotions = choose_promotions(results, plan.options.valid_fraction)
+    groups = make_groups(results, promotions)
+    if plan.options.valid_fraction and not any(group.split == "valid" for group in groups):
+        logger.warning(
+            "valid: --valid-fraction %g asks for held-out rows, but there is only one document (or "
+            "equal ones); the valid split is empty",
+            plan.options.valid_fraction,
+        )
+    for group in groups:
+        write_group(work, group)
+    numbers = {split: sum(group.split == split for group in groups) for split in SPLITS}
+    write_json(work / GROUPS_DONE_NAME, numbers)
+
+
+def _reduce(work: Path, tasks: Sequence[ReduceTask], executor: Executor) -> None:
+    """The reduce stage."""
+    left = executor.on_root(lambda: [t for t in tasks if not reduce_stage.is_done(work, t)])
+    with Progress("reduce", len(tasks), "groups", executor.is_root) as progress:
+        progress.advance(len(tasks) - len(left))
+        executor.run(run_reduce_task, work, left, lambda task: progress.advance(1))

@@ -1,0 +1,80 @@
+"""Progress on standard error: a bar on a terminal, elsewhere a plain line every few seconds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+_LINE_EVERY_S = 5.0
+
+
+class Progress:
+    """Counts what is done of a known amount; a context manager.
+
+    Args:
+        label: what is done.
+        total: amount of all.
+        unit: of the amounts: "B" is shown with prefixes.
+        is_shown: False shows nothing (other ranks).
+        clock: seconds; an argument for tests.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        unit: str,
+        is_shown: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._label, self._total, self._unit, self._clock = label, total, unit, clock
+        self._done = 0
+        self._is_shown = is_shown
+        self._started = self._said = clock()
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if self._is_shown and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=self._label, total=self._total, unit=self._unit, unit_scale=self._unit == "B"
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        left = self._total - self._done if kind is None else 0  # what other ranks did
+        self._done += left
+        if self._bar is not None:
+            self._bar.update(left)
+            self._bar.close()
+        elif self._is_shown and kind is None:
+            self._say()
+
+    def advance(self, amount: int) -> None:
+        """Says that `amount` more is done."""
+        self._done += amount
+        if self._bar is not None:
+            self._bar.update(amount)
+        elif self._is_shown and self._clock() - self._said >= _LINE_EVERY_S:
+            self._said = self._clock()
+            self._say()
+
+    def _say(self) -> None:
+        """One plain line."""
+        scale, unit = (1e6, "MB") if self._unit == "B" else (1.0, self._unit)
+        elapsed_s = self._clock() - self._started
+        print(
+            f"{self._label}: {self._done / scale:.10g} of {self._total / scale:.10g} {unit}, "
+            f"{elapsed_s:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )

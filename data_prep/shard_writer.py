@@ -1,0 +1,94 @@
+"""Writing rows as shards: uncompressed, byte-reproducible tar files whose members are blocks."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.files import atomic_file
+from data_prep.format import Block, encode_block
+from data_prep.manifest import BlockEntry, ShardEntry
+from data_prep.masking import IntArray
+from data_prep.rows import reordered
+
+_TAR_RECORD = 512
+_END_OF_TAR = bytes(2 * _TAR_RECORD)
+
+
+def write_shards(
+    folder: Path,
+    stem: str,
+    rows: Block,
+    order: IntArray,
+    rows_per_block: int,
+    blocks_per_shard: int,
+) -> list[ShardEntry]:
+    """Writes `rows` in `order` as `stem-000.tar`, `stem-001.tar`, ...
+
+    Args:
+        folder: the dataset folder.
+        stem: begin of the file names, such as "train-00003".
+        rows: all rows.
+        order: [n], indices of rows.
+        rows_per_block: rows of each block but the last.
+        blocks_per_shard: blocks of each shard but the last.
+
+    Returns:
+        The entries of the shards.
+
+    Raises:
+        OutputError: a shard cannot be written.
+    """
+    starts = range(0, len(order), rows_per_block)
+    blocks = (reordered(rows, order[start : start + rows_per_block]) for start in starts)
+    entries = []
+    for number in range(-(-len(starts) // blocks_per_shard)):
+        part = islice(blocks, blocks_per_shard)
+        entries.append(_write_shard(folder / f"{stem}-{number:03d}.tar", part))
+    return entries
+
+
+def _write_shard(path: Path, blocks: Iterable[Block]) -> ShardEntry:
+    """Writes one tar and gathers its entry on the way."""
+    digest, entries, offset = hashlib.sha256(), [], 0
+    key = path.stem.split("-", 1)[1]
+    with atomic_file(path) as file:
+        for number, block in enumerate(blocks):
+            payload = encode_block(block)
+            member = _member(f"{key}-{number:05d}.npz", payload)
+            file.write(member)
+            digest.update(member)
+            entries.append(BlockEntry(offset + _TAR_RECORD, len(payload), len(block)))
+            offset += len(member)
+        file.write(_END_OF_TAR)
+        digest.update(_END_OF_TAR)
+    count = sum(entry.count for entry in entries)
+    size = offset + len(_END_OF_TAR)
+    return ShardEntry(path.name, size, digest.hexdigest(), count, tuple(entries))
+
+
+def _member(name: str, payload: bytes) -> bytes:
+    """One tar member: header, payload, padding; owner and time are zero."""
+    info = tarfile.TarInfo(name)
+    info.size = len(payload)
+    return info.tobuf(tarfile.USTAR_FORMAT) + payload + bytes(-len(payload) % _TAR_RECORD)
+
+
+def concatenated(blocks: Iterable[Block]) -> Block:
+    """The rows of several blocks, one after the other; at least one."""
+    parts = list(blocks)
+    return Block(
+        tokens=np.concatenate([part.tokens for part in parts]),
+        length=np.concatenate([part.length for part in parts]),
+        segment_a_length=np.concatenate([part.segment_a_length for part in parts]),
+        num_predictions=np.concatenate([part.num_predictions for part in parts]),
+        masked_lm_positions=np.concatenate([part.masked_lm_positions for part in parts]),
+        masked_lm_ids=np.concatenate([part.masked_lm_ids for part in parts]),
+        pair_label=np.concatenate([part.pair_label for part in parts]),
+        pair_label_name=parts[0].pair_label_name,
+    )

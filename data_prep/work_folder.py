@@ -1,0 +1,230 @@
+"""The work folder of a preparation: begun, gone on with, refused, removed.
+
+It lies in the output folder and holds the plan and the result of every task. Whoever works in an
+output folder holds a lock on it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from data_prep.errors import DataError
+from data_prep.executor import Executor
+from data_prep.files import TEMPORARY_SUFFIX, atomic_file, make_folder
+from data_prep.inputs import find_inputs, hash_inputs
+from data_prep.manifest import (
+    MANIFEST_NAME,
+    SPLITS,
+    VOCABULARY_NAME,
+    VocabularyEntry,
+    load_manifest,
+)
+from data_prep.plan import (
+    PLAN_NAME,
+    Plan,
+    ShardOptions,
+    dataset_identity,
+    differences,
+    load_plan,
+    make_plan,
+    manifest_identity,
+    write_plan,
+)
+from data_prep.progress import Progress
+from data_prep.reduce_stage import dataset_folder
+from data_prep.version import tool_version
+from data_prep.wordpiece import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+WORK_NAME = "work"
+GROUPS_DONE_NAME = "groups.json"
+_WORK_FOLDERS = ("map", "groups", "reduce")
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What `prepare_shards` is asked for."""
+
+    inputs: Sequence[str]
+    """Files and folders."""
+    vocabulary_path: str
+    vocabulary: Vocabulary
+    output_dir: Path
+    options: ShardOptions
+    task_bytes: int | None = None
+    """Bytes of a map task; None chooses. Never changes a byte of the result."""
+
+
+@contextmanager
+def only_one(output: Path, executor: Executor) -> Iterator[None]:
+    """Holds the output folder for this run; the lock goes with the process that holds it."""
+    descriptor = executor.on_root(lambda: _lock(output))
+    try:
+        yield
+    finally:
+        if executor.is_root and descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(output: Path) -> int | None:
+    """An open descriptor with a lock on the output folder; None where locks are not supported."""
+    make_folder(output)
+    descriptor = os.open(output, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as err:
+        os.close(descriptor)
+        raise DataError(
+            f"{output}: another bert-prep is at work in this folder; wait for it, or choose "
+            "another --output-dir."
+        ) from err
+    except OSError as err:
+        os.close(descriptor)
+        logger.info("%s: no lock (%s); start no second run in this folder", output, err.strerror)
+        return None
+    return descriptor
+
+
+def ready_plan(preparation: Preparation) -> Plan | None:
+    """The plan to work on, written into the work folder; None where all is done already."""
+    apart = [preparation.output_dir, Path(preparation.vocabulary_path)]
+    inputs = find_inputs(preparation.inputs, apart)
+    with Progress("inputs", len(inputs), "files") as progress:
+        entries = hash_inputs(inputs, lambda size: progress.advance(1))
+    vocabulary = preparation.vocabulary
+    entry = VocabularyEntry(
+        vocabulary.sha256, len(vocabulary), vocabulary.lowercase, vocabulary.strip_accents
+    )
+    plan = make_plan(preparation.options, entry, entries, preparation.task_bytes)
+    missing = [
+        index
+        for index in range(len(plan.options.sequence_length))
+        if not _is_complete(preparation.output_dir, plan, index)
+    ]
+    work = preparation.output_dir / WORK_NAME
+    if not missing:
+        _discard_finished(work)
+        return None
+    of_missing = replace(plan, options=_only_lengths(plan.options, missing))
+    if (work / PLAN_NAME).is_file():
+        return _resumed(work, plan, of_missing)
+    _start(work, of_missing, Path(preparation.vocabulary_path))
+    return of_missing
+
+
+def _discard_finished(work: Path) -> None:
+    """Removes what is left of a work folder whose removal was interrupted."""
+    if (work / PLAN_NAME).is_file():
+        lengths = load_plan(work).options.sequence_length
+        if not all((dataset_folder(work, length) / MANIFEST_NAME).exists() for length in lengths):
+            return
+    _remove_work(work)
+
+
+def _remove_work(work: Path) -> None:
+    """Removes a work folder without a use; DataError where it is none of ours."""
+    if not work.exists():
+        return
+    ours = {PLAN_NAME, GROUPS_DONE_NAME, VOCABULARY_NAME, *_WORK_FOLDERS}
+    names = {path.name for path in work.iterdir() if not path.name.endswith(TEMPORARY_SUFFIX)}
+    if names - ours:
+        raise DataError(
+            f"{work}: holds {', '.join(sorted(names - ours)[:3])}, which is none of bert-prep's; "
+            "the preparation needs this name, choose another --output-dir."
+        )
+    shutil.rmtree(work)
+
+
+def _only_lengths(options: ShardOptions, indices: Sequence[int]) -> ShardOptions:
+    """The options with some of the sequence lengths."""
+    return replace(
+        options,
+        sequence_length=tuple(options.sequence_length[index] for index in indices),
+        max_predictions_per_seq=tuple(options.max_predictions_per_seq[index] for index in indices),
+    )
+
+
+def _is_complete(output: Path, plan: Plan, index: int) -> bool:
+    """Whether the folder of a length is finished; DataError where it is another's."""
+    folder = output / f"seq{plan.options.sequence_length[index]}"
+    if not (folder / MANIFEST_NAME).exists():
+        return False
+    manifest = load_manifest(folder)
+    found = differences(manifest_identity(manifest), dataset_identity(plan, index))
+    if found:
+        raise DataError(_refusal(folder, "a dataset", found))
+    for shard in (shard for split in SPLITS for shard in manifest.shards(split)):
+        path = folder / shard.file
+        if not path.is_file() or path.stat().st_size != shard.bytes:
+            raise DataError(
+                f"{path}: missing or not of the {shard.bytes} bytes the manifest names; remove "
+                f"{folder} and run the command again."
+            )
+    logger.info("%s is complete and made from the same inputs and parameters", folder)
+    return True
+
+
+def _refusal(folder: Path, what: str, found: Sequence[str]) -> str:
+    """The message that `folder` holds something made otherwise."""
+    return (
+        f"{folder}: holds {what} made otherwise ({'; '.join(found)}); give the same parameters, "
+        f"choose another --output-dir, or remove {folder}."
+    )
+
+
+def _resumed(work: Path, plan: Plan, of_missing: Plan) -> Plan:
+    """The plan of an interrupted run, if it is `plan`, or `plan` for the lengths not yet made."""
+    load_plan.cache_clear()
+    there = load_plan(work)
+    found = differences(there.identity(), plan.identity())
+    if not differences(there.identity(), of_missing.identity()):
+        found = []
+    recorded = json.loads((work / PLAN_NAME).read_text(encoding="utf-8"))["tool_version"]
+    if recorded != tool_version():
+        found.append(f"tool_version: {recorded} there, {tool_version()} now")
+    if found:
+        raise DataError(_refusal(work, "an unfinished preparation", found))
+    same_paths = [entry.path for entry in there.inputs] == [entry.path for entry in plan.inputs]
+    if not same_paths:
+        there = replace(there, inputs=plan.inputs)
+        write_plan(there, work)
+        load_plan.cache_clear()
+    for folder in (work, *(work / name for name in _WORK_FOLDERS)):
+        for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
+            path.unlink(missing_ok=True)
+    logger.info("%s: going on with an interrupted preparation", work.parent)
+    return there
+
+
+def _start(work: Path, plan: Plan, vocabulary_path: Path) -> None:
+    """Makes the folders; the plan comes last."""
+    _remove_work(work)
+    for name in _WORK_FOLDERS:
+        make_folder(work / name)
+    for length in plan.options.sequence_length:
+        folder = dataset_folder(work, length)
+        make_folder(folder)
+        if any(folder.iterdir()):
+            raise DataError(
+                f"{folder}: not empty, and not of a preparation that can be gone on with; remove "
+                "it, or choose another --output-dir."
+            )
+    with atomic_file(work / VOCABULARY_NAME) as file:
+        file.write(vocabulary_path.read_bytes())
+    write_plan(plan, work)
+    load_plan.cache_clear()
+
+
+def discard(work: Path, folders: Sequence[Path]) -> None:
+    """Removes the work folder, and dataset folders that are not complete."""
+    for folder in (*(f for f in folders if not (f / MANIFEST_NAME).exists()), work):
+        shutil.rmtree(folder, ignore_errors=True)

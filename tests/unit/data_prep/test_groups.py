@@ -1,0 +1,78 @@
+"""Groups cover the documents, and no split stays empty."""
+
+from __future__ import annotations
+
+import pytest
+
+from data_prep.groups import Promotions, choose_promotions, make_groups
+from data_prep.map_stage import MapResult, split_of
+from data_prep.spill import Section
+
+
+def result(train: list[int], valid: list[int], sections: list[Section] | None = None) -> MapResult:
+    return MapResult(sections or [], 0, train, valid)
+
+
+def section(split: str, bucket: int, documents: int, tokens: int) -> Section:
+    return Section(split, bucket, 0, documents, documents, tokens)
+
+
+def test_the_split_follows_the_hash_of_the_text() -> None:
+    assert split_of(0, 0.5) == "valid"
+    assert split_of(1 << 63, 0.5) == "train"
+    assert split_of(0, 0) == "train"
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "expected"),
+    [
+        ([5, 6, 7], [2, 1], ([], [])),  # both have two
+        ([5, 6, 7, 8], [], ([5, 6], [])),  # the documents nearest to the border change sides
+        ([6, 7, 8], [1], ([6], [])),
+        ([9], [4, 3, 2], ([], [4])),
+        ([], [4, 3, 2, 1], ([], [4, 3])),
+        ([5, 6], [], ([5], [])),  # too few for two
+        ([], [4, 3], ([], [4])),
+        ([5], [], ([], [])),  # one document: all for training
+        ([], [4], ([], [4])),
+    ],
+)
+def test_documents_change_sides_where_a_split_would_be_empty(
+    train: list[int], valid: list[int], expected: tuple[list[int], list[int]]
+) -> None:
+    assert choose_promotions([result(train, valid)], 0.1) == Promotions(*expected)
+
+
+def test_documents_that_change_sides_do_not_depend_on_the_tasks() -> None:
+    together = choose_promotions([result([5, 6, 7, 8], [])], 0.1)
+    assert choose_promotions([result([6, 8], []), result([5, 7], [])], 0.1) == together
+
+
+def test_no_held_out_share_moves_nothing() -> None:
+    assert choose_promotions([result([5, 6, 7, 8], [])], 0) == Promotions([], [])
+
+
+def test_buckets_are_joined_until_a_group_has_tokens_and_documents() -> None:
+    big = 1 << 20
+    sections = [
+        section("train", 0, 40, big),
+        section("train", 1, 3, 5 * big),
+        section("train", 2, 28, 10),
+        section("train", 3, 50, 10),
+        section("valid", 1, 2, 5),
+    ]
+    groups = make_groups([result([], [], sections)], Promotions([], []))
+    found = [(g.split, g.number, [s.section.bucket for s in g.sources]) for g in groups]
+    assert found == [("train", 0, [0]), ("train", 1, [1, 2, 3]), ("valid", 0, [1])]
+
+
+def test_documents_that_change_sides_are_looked_for_everywhere() -> None:
+    sections = [section("train", bucket, 40, 1 << 20) for bucket in range(2)]
+    groups = make_groups([result([], [], sections)], Promotions([11, 12], []))
+    assert [(g.split, len(g.sources)) for g in groups] == [
+        ("train", 1),
+        ("train", 1),
+        ("valid", 2),
+    ]
+    assert groups[0].sources[0].without == [11, 12]
+    assert groups[2].sources[0].only == [11, 12]

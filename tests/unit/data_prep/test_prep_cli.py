@@ -1,0 +1,101 @@
+"""The command in this process: exit codes, streams, imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from data_prep.cli import main
+
+Prepare = Callable[..., list[Path]]
+
+
+def shards_arguments(corpus: Path, vocabulary: Path, output: Path) -> list[str]:
+    return [
+        *("shards", "--input", str(corpus), "--vocab", str(vocabulary)),
+        *("--output-dir", str(output), "--sequence-length", "64", "-j", "1"),
+    ]
+
+
+def test_shards_verify_show_stats_in_a_row(
+    corpus: Path, vocabulary_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "D"
+    assert main(shards_arguments(corpus, vocabulary_path, output)) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{output}/seq64\n"
+    assert "map: " in captured.err
+    assert main(["verify", f"{output}/seq64"]) == 0
+    assert "all as the manifest says" in capsys.readouterr().out
+    assert main(["show", f"{output}/seq64", "--rows", "2", "--split", "valid"]) == 0
+    assert capsys.readouterr().out.count("\nrow ") == 2
+    assert main(["stats", f"{output}/seq64"]) == 0
+    assert "tokens a row" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "message"),
+    [
+        (["--input", "nowhere.txt"], 2, "--input nowhere.txt: no such file"),
+        (["--vocab", "nowhere.txt"], 1, "vocabulary nowhere.txt: cannot be read"),
+        (["--max-predictions", "3", "4"], 2, "has 2 values, --sequence-length 1"),
+        (["--sequence-length", "4"], 2, "--sequence-length 4: must lie"),
+        (["-j", "0"], 2, "-j 0"),
+        (["--output-dir", "/proc/none/D"], 1, "cannot be written"),
+    ],
+)
+def test_errors_go_to_standard_error_with_their_exit_code(
+    corpus: Path,
+    vocabulary_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changed: list[str],
+    code: int,
+    message: str,
+) -> None:
+    arguments = [*shards_arguments(corpus, vocabulary_path, tmp_path / "D"), *changed]
+    assert main(arguments) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "bert-prep: error: " in captured.err
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("arguments", [[], ["nothing"], ["verify"], ["shards", "--seed", "x"]])
+def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as got:
+        main(arguments)
+    assert got.value.code == 2
+    assert "usage: bert-prep" in capsys.readouterr().err
+
+
+def test_commands_that_read_a_folder_say_that_there_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("verify", "show", "stats"):
+        assert main([command, str(tmp_path / "none")]) == 1
+        assert "no such folder" in capsys.readouterr().err
+
+
+def test_zero_rows_to_show_is_bad_usage(
+    prepare: Prepare, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder,) = prepare(tmp_path / "D")
+    assert main(["show", str(folder), "--rows", "0"]) == 2
+    assert "--rows 0" in capsys.readouterr().err
+
+
+def test_the_package_imports_neither_torch_nor_bert_ds_and_help_imports_no_numpy() -> None:
+    script = (
+        "import sys, pkgutil, importlib, data_prep, data_prep.cli\n"
+        "assert not {'numpy', 'tokenizers', 'tqdm'} & set(sys.modules)\n"
+        "for module in pkgutil.iter_modules(data_prep.__path__):\n"
+        "    importlib.import_module('data_prep.' + module.name)\n"
+        "assert not {'torch', 'bert_ds', 'mpi4py', 'zstandard', 'webdataset'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,44 @@
+"""Rows out of pairs, worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from data_prep.format import Block
+from data_prep.pairs import Pair
+from data_prep.rows import assemble, reordered, spread
+
+
+def test_rows_are_cls_a_sep_b_sep() -> None:
+    ids = np.arange(10, 20, dtype=np.uint16)
+    rows = assemble(ids, [Pair(0, 2, 2, 5, 0), Pair(8, 9, 3, 4, 1)], cls_id=2, sep_id=3)
+    assert rows.tokens.tolist() == [2, 10, 11, 3, 12, 13, 14, 3, 2, 18, 3, 13, 3]
+    assert rows.tokens.dtype == np.uint16
+    assert rows.length.tolist() == [8, 5]
+    assert rows.segment_a_length.tolist() == [4, 3]
+    assert rows.label.tolist() == [0, 1]
+
+
+def test_spread_lists_the_indices_of_spans() -> None:
+    assert spread(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
+
+
+def test_reordered_moves_whole_rows_with_their_masks() -> None:
+    block = Block(
+        tokens=np.array([2, 5, 3, 6, 3, 2, 7, 8, 3, 9, 3], np.uint16),
+        length=np.array([5, 6], np.uint16),
+        segment_a_length=np.array([3, 4], np.uint16),
+        num_predictions=np.array([1, 2], np.uint8),
+        masked_lm_positions=np.array([1, 1, 4], np.uint8),
+        masked_lm_ids=np.array([5, 17, 19], np.uint16),
+        pair_label=np.array([0, 1], np.uint8),
+        pair_label_name="next_sentence_label",
+    )
+    swapped = reordered(block, np.array([1, 0]))
+    assert swapped.tokens.tolist() == [2, 7, 8, 3, 9, 3, 2, 5, 3, 6, 3]
+    assert swapped.masked_lm_positions.tolist() == [1, 4, 1]
+    assert swapped.masked_lm_ids.tolist() == [17, 19, 5]
+    assert swapped.pair_label.tolist() == [1, 0]
+    only = reordered(block, np.array([0]))
+    assert only.tokens.tolist() == [2, 5, 3, 6, 3]
+    assert len(only) == 1
