@@ -14,6 +14,7 @@ import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
@@ -44,6 +45,7 @@ _NPY_HEADER = re.compile(
 )
 
 UnsignedArray = npt.NDArray[np.unsignedinteger[Any]]
+IntArray = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,55 @@ class Block:
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.length)
+
+
+def concatenate_blocks(blocks: Iterable[Block]) -> Block:
+    """The rows of several blocks, one after the other; at least one block."""
+    parts = list(blocks)
+    if len(parts) == 1:
+        return parts[0]
+    fields = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in (*_FIELDS, "pair_label")
+    }
+    return Block(**fields, pair_label_name=parts[0].pair_label_name)
+
+
+def select_rows(block: Block, rows: IntArray) -> Block:
+    """The given rows of a block, in the given order.
+
+    Args:
+        block: the rows to choose from.
+        rows: int64 [m], row numbers; rows may be left out and may repeat.
+    """
+    length = block.length.astype(np.int64)
+    predictions = block.num_predictions.astype(np.int64)
+    tokens = spread((np.cumsum(length) - length)[rows], length[rows])
+    masked = spread((np.cumsum(predictions) - predictions)[rows], predictions[rows])
+    return Block(
+        tokens=block.tokens[tokens],
+        length=block.length[rows],
+        segment_a_length=block.segment_a_length[rows],
+        num_predictions=block.num_predictions[rows],
+        masked_lm_positions=block.masked_lm_positions[masked],
+        masked_lm_ids=block.masked_lm_ids[masked],
+        pair_label=block.pair_label[rows],
+        pair_label_name=block.pair_label_name,
+    )
+
+
+def spread(starts: IntArray, sizes: IntArray) -> IntArray:
+    """The indices start, start + 1, ... of every span, one span after the other.
+
+    Args:
+        starts: int64 [m], first index of each span.
+        sizes: int64 [m], indices of each span.
+
+    Returns:
+        int64 [sum of sizes].
+    """
+    offsets = np.cumsum(sizes) - sizes
+    return np.repeat(starts - offsets, sizes) + np.arange(int(sizes.sum()))
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype[Any]:

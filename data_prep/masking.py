@@ -17,10 +17,12 @@ positions of all rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from data_prep.format import IntArray
 
 MaskingKind = Literal["token", "whole_word"]
 
@@ -30,7 +32,6 @@ MASK_SHARE = 0.8
 RANDOM_SHARE = 0.1
 """Share of the chosen positions that become a random piece."""
 
-IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.float32]
 
 

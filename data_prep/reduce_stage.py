@@ -17,16 +17,23 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.files import atomic_file, write_json
-from data_prep.format import Block, count_dtype, position_dtype, token_dtype
+from data_prep.format import (
+    Block,
+    IntArray,
+    concatenate_blocks,
+    count_dtype,
+    position_dtype,
+    token_dtype,
+)
 from data_prep.groups import Group, load_group
 from data_prep.manifest import VOCABULARY_NAME, ShardEntry, shard_from_json, shard_to_json
 from data_prep.map_stage import spill_path
-from data_prep.masking import FloatArray, IntArray, MaskingRules, mask_rows
+from data_prep.masking import FloatArray, MaskingRules, mask_rows
 from data_prep.pairs import Pair, PairDocument, PairMaker, PairRules
 from data_prep.plan import Plan, load_plan
 from data_prep.randomness import keyed_generator, keyed_hash
 from data_prep.rows import assemble
-from data_prep.shard_writer import concatenated, write_shards
+from data_prep.shard_writer import write_shards
 from data_prep.spill import Columns, joined, read_section
 from data_prep.wordpiece import Vocabulary, load_vocabulary
 
@@ -120,7 +127,7 @@ def run_reduce_task(work: Path, task: ReduceTask) -> None:
     counts, histogram = np.zeros(plan.vocabulary.size, np.int64), np.zeros(length + 1, np.int64)
     label_1 = 0
     if blocks:
-        rows = concatenated(blocks)
+        rows = concatenate_blocks(blocks)
         shards = _write_rows(dataset_folder(work, length), task, rows, plan)
         counts = np.bincount(rows.masked_lm_ids, minlength=plan.vocabulary.size)
         histogram = np.bincount(rows.length, minlength=length + 1)

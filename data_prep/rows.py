@@ -1,4 +1,4 @@
-"""Rows out of pairs: [CLS] A [SEP] B [SEP], end to end, by array work; and rows in another order.
+"""Rows out of pairs: [CLS] A [SEP] B [SEP], end to end, by array work.
 
 Legend: n rows, T tokens of all rows, P masked positions of all rows.
 """
@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from data_prep.format import Block
-from data_prep.masking import IntArray
+from data_prep.format import IntArray, spread
 from data_prep.pairs import Pair
 
 
@@ -51,27 +50,3 @@ def assemble(ids: IntArray, pairs: Sequence[Pair], cls_id: int, sep_id: int) -> 
     source = spread(starts.ravel(), sizes.ravel())
     tokens[spread(targets.ravel(), sizes.ravel())] = ids[source]
     return Rows(tokens, length, segment_a_length, spans[:, 4].astype(np.uint8))
-
-
-def spread(starts: IntArray, sizes: IntArray) -> IntArray:
-    """The indices start, start + 1, ... of every span, one span after the other."""
-    offsets = np.cumsum(sizes) - sizes
-    return np.repeat(starts - offsets, sizes) + np.arange(int(sizes.sum()))
-
-
-def reordered(block: Block, order: IntArray) -> Block:
-    """The rows of `block` in `order`; `order` may leave rows out."""
-    length = block.length.astype(np.int64)
-    predictions = block.num_predictions.astype(np.int64)
-    tokens = spread((np.cumsum(length) - length)[order], length[order])
-    masked = spread((np.cumsum(predictions) - predictions)[order], predictions[order])
-    return Block(
-        tokens=block.tokens[tokens],
-        length=block.length[order],
-        segment_a_length=block.segment_a_length[order],
-        num_predictions=block.num_predictions[order],
-        masked_lm_positions=block.masked_lm_positions[masked],
-        masked_lm_ids=block.masked_lm_ids[masked],
-        pair_label=block.pair_label[order],
-        pair_label_name=block.pair_label_name,
-    )

@@ -8,13 +8,9 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
-
 from data_prep.files import atomic_file
-from data_prep.format import Block, encode_block
+from data_prep.format import Block, IntArray, encode_block, select_rows
 from data_prep.manifest import BlockEntry, ShardEntry
-from data_prep.masking import IntArray
-from data_prep.rows import reordered
 
 _TAR_RECORD = 512
 _END_OF_TAR = bytes(2 * _TAR_RECORD)
@@ -45,7 +41,7 @@ def write_shards(
         OutputError: a shard cannot be written.
     """
     starts = range(0, len(order), rows_per_block)
-    blocks = (reordered(rows, order[start : start + rows_per_block]) for start in starts)
+    blocks = (select_rows(rows, order[start : start + rows_per_block]) for start in starts)
     entries = []
     for number in range(-(-len(starts) // blocks_per_shard)):
         part = islice(blocks, blocks_per_shard)
@@ -77,18 +73,3 @@ def _member(name: str, payload: bytes) -> bytes:
     info = tarfile.TarInfo(name)
     info.size = len(payload)
     return info.tobuf(tarfile.USTAR_FORMAT) + payload + bytes(-len(payload) % _TAR_RECORD)
-
-
-def concatenated(blocks: Iterable[Block]) -> Block:
-    """The rows of several blocks, one after the other; at least one."""
-    parts = list(blocks)
-    return Block(
-        tokens=np.concatenate([part.tokens for part in parts]),
-        length=np.concatenate([part.length for part in parts]),
-        segment_a_length=np.concatenate([part.segment_a_length for part in parts]),
-        num_predictions=np.concatenate([part.num_predictions for part in parts]),
-        masked_lm_positions=np.concatenate([part.masked_lm_positions for part in parts]),
-        masked_lm_ids=np.concatenate([part.masked_lm_ids for part in parts]),
-        pair_label=np.concatenate([part.pair_label for part in parts]),
-        pair_label_name=parts[0].pair_label_name,
-    )

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.files import atomic_file
-from data_prep.masking import IntArray
+from data_prep.format import IntArray
 
 _DOCUMENT = np.dtype(
     [("input", "<u4"), ("offset", "<u8"), ("content", "<u8"), ("sentences", "<u4")]

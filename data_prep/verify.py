@@ -12,7 +12,7 @@ import numpy.typing as npt
 from data_prep.dataset import read_shard
 from data_prep.errors import DataError
 from data_prep.files import sha256_file
-from data_prep.format import Block, count_dtype, position_dtype, token_dtype
+from data_prep.format import Block, IntArray, count_dtype, position_dtype, token_dtype
 from data_prep.manifest import (
     SPLITS,
     VOCABULARY_NAME,
@@ -20,7 +20,6 @@ from data_prep.manifest import (
     ShardEntry,
     load_manifest,
 )
-from data_prep.masking import IntArray
 from data_prep.totals import TotalsSummer
 from data_prep.wordpiece import load_vocabulary
 

@@ -11,10 +11,9 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-from bert_ds.data.rows import concatenate_blocks
 from bert_ds.errors import DataError
 from data_prep.errors import DataPrepError
-from data_prep.format import Block, decode_block
+from data_prep.format import Block, concatenate_blocks, decode_block
 from data_prep.manifest import Manifest, load_manifest
 
 

@@ -16,7 +16,7 @@ from bert_ds.config.batch import BatchPlan
 from bert_ds.data.collate import collate
 from bert_ds.data.order import RowOrder
 from bert_ds.data.reader import BlockReader
-from bert_ds.data.rows import concatenate_blocks, select_rows
+from data_prep.format import concatenate_blocks, select_rows
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import torch
 from bert_ds.batch import PretrainingBatch
 from bert_ds.data.collate import collate
 from bert_ds.data.reader import BlockReader
-from bert_ds.data.rows import select_rows
 from bert_ds.errors import DataError
 from bert_ds.model import BertForPreTraining
+from data_prep.format import select_rows
 from data_prep.manifest import Manifest
 
 

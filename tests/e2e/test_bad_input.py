@@ -21,6 +21,11 @@ def pretrain(recipe: Path, data: Path, output: Path, *more: str) -> tuple[int, s
     return done.returncode, done.stderr
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {path: path.read_bytes() for path in files}
+
+
 def test_settings_are_told_before_anything_starts(
     tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
@@ -46,12 +51,8 @@ def test_settings_are_told_before_anything_starts(
 def test_a_batch_that_does_not_divide_over_the_ranks_is_told_once_and_ends_the_launcher(
     tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    done = run(
-        *deepspeed_pretrain(
-            2, tiny_recipe_folder, tiny_data, tmp_path / "run",
-            "--set", "deepspeed.train_micro_batch_size_per_gpu=8",
-        )  # fmt: skip
-    )
+    changed = ("--set", "deepspeed.train_micro_batch_size_per_gpu=8")
+    done = run(*deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, tmp_path / "run", *changed))
     assert done.returncode != 0
     assert done.stderr.count("must be a multiple of") == 1
 
@@ -83,12 +84,11 @@ def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_
 ) -> None:
     copy = tmp_path / "run"
     shutil.copytree(finished_run, copy)
-    before = sorted((p, p.read_bytes()) for p in copy.rglob("*") if p.is_file() and p.name != ".lock")
+    before = contents(copy)
     code, told = pretrain(tiny_recipe_folder, tiny_data, copy, "--set", "seed=1")
     assert code == 1
     assert "is the folder of another run: seed was 42 there and is 1 now" in told
-    after = sorted((p, p.read_bytes()) for p in copy.rglob("*") if p.is_file() and p.name != ".lock")
-    assert after == before
+    assert contents(copy) == before
     for name in ("01-phase2-step00000008", "01-phase2-step00000006"):
         shutil.rmtree(copy / "checkpoints" / name)
     (copy / "summary.json").write_text("{}")

@@ -50,10 +50,7 @@ def assert_same_result(run_folder: Path, undisturbed: Path) -> None:
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert summary_of(run_folder)["held_out"] == summary_of(undisturbed)["held_out"]
     timeless = [
-        [
-            {k: v for k, v in row.items() if not k.endswith("_s")}
-            for row in rows_of(folder)
-        ]
+        [{k: v for k, v in row.items() if not k.endswith("_s")} for row in rows_of(folder)]
         for folder in (run_folder, undisturbed)
     ]
     assert timeless[0] == timeless[1]

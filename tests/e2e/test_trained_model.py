@@ -38,9 +38,7 @@ def test_the_export_gives_the_same_logits_in_transformers(
     done = run(*command)
     assert done.returncode == 0, done.stderr
     assert "is up to date" in run(*command).stdout
-    assert json.loads((finished_run / "summary.json").read_text())["export"] == str(
-        tmp_path / "hf"
-    )
+    assert json.loads((finished_run / "summary.json").read_text())["export"] == str(tmp_path / "hf")
     theirs = HuggingFaceBert.from_pretrained(tmp_path / "hf").eval()
     ours = load_trained(finished_run).model
     batch = collate(random_block(5, 64, 64, seed=11))

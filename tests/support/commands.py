@@ -20,7 +20,13 @@ def environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
     launcher_keys = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
     kept = {key: value for key, value in os.environ.items() if key not in launcher_keys}
     path = f"{BIN}{os.pathsep}{kept.get('PATH', '')}"
-    return {**kept, "PATH": path, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", **(changes or {})}
+    return {
+        **kept,
+        "PATH": path,
+        "DS_ACCELERATOR": "cpu",
+        "OMP_NUM_THREADS": "1",
+        **(changes or {}),
+    }
 
 
 def run(
@@ -36,9 +42,7 @@ def run(
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
-def start(
-    *arguments: str | Path, env: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
+def start(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     """Start a command in a process group of its own."""
     return subprocess.Popen(
         [str(argument) for argument in arguments],

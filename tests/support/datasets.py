@@ -81,7 +81,9 @@ def make_dataset(
     for split, count, split_seed in (("train", num_train, seed), ("valid", num_valid, seed + 1)):
         block = random_block(count, sequence_length, vocab_size, split_seed)
         order = np.arange(count, dtype=np.int64)
-        shards[split] = tuple(write_shards(folder, f"{split}-00000", block, order, rows_per_block, 4))
+        shards[split] = tuple(
+            write_shards(folder, f"{split}-00000", block, order, rows_per_block, 4)
+        )
         totals[split] = Totals(
             rows=count,
             tokens=len(block.tokens),

@@ -102,7 +102,7 @@ def test_no_whole_checkpoint_among_damaged_ones_is_an_error_not_a_fresh_start(
     tmp_path: Path,
 ) -> None:
     (save(tmp_path, 2) / "state.json").unlink()
-    with pytest.raises(CheckpointError, match="no checkpoint in .* is whole"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* is whole"):
         newest_checkpoint(tmp_path)
 
 
@@ -138,11 +138,9 @@ def test_a_full_disk_is_told_and_loses_nothing(
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(module, "save_file", full)
-    with pytest.raises(CheckpointError, match="No space left on device.*untouched"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*untouched"):
         save(tmp_path, 4)
-    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [
-        "00-phase1-step00000002"
-    ]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["00-phase1-step00000002"]
 
 
 def test_the_newest_and_the_ends_of_phases_stay(tmp_path: Path) -> None:
@@ -161,13 +159,13 @@ def test_the_newest_and_the_ends_of_phases_stay(tmp_path: Path) -> None:
 def test_another_format_or_another_model_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, 2)
     loaded = load_checkpoint(path)
-    with pytest.raises(CheckpointError, match="of another model"):
+    with pytest.raises(CheckpointError, match=r"of another model"):
         load_weights(torch.nn.ModuleDict({"b": torch.nn.Linear(3, 2)}), loaded)
     with pytest.raises(CheckpointError, match=r"a.weight has shape \(2, 3\), the model has"):
         load_weights(torch.nn.ModuleDict({"a": torch.nn.Linear(4, 2)}), loaded)
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**state, "format_version": 99}))
-    with pytest.raises(CheckpointError, match="format 99, this version reads 1"):
+    with pytest.raises(CheckpointError, match=r"format 99, this version reads 1"):
         load_checkpoint(path)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from data_prep.format import Block
+from data_prep.format import Block, concatenate_blocks, select_rows, spread
 from data_prep.pairs import Pair
-from data_prep.rows import assemble, reordered, spread
+from data_prep.rows import assemble
 
 
 def test_rows_are_cls_a_sep_b_sep() -> None:
@@ -23,7 +25,7 @@ def test_spread_lists_the_indices_of_spans() -> None:
     assert spread(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
 
 
-def test_reordered_moves_whole_rows_with_their_masks() -> None:
+def test_select_rows_moves_whole_rows_with_their_masks() -> None:
     block = Block(
         tokens=np.array([2, 5, 3, 6, 3, 2, 7, 8, 3, 9, 3], np.uint16),
         length=np.array([5, 6], np.uint16),
@@ -34,11 +36,26 @@ def test_reordered_moves_whole_rows_with_their_masks() -> None:
         pair_label=np.array([0, 1], np.uint8),
         pair_label_name="next_sentence_label",
     )
-    swapped = reordered(block, np.array([1, 0]))
+    swapped = select_rows(block, np.array([1, 0]))
     assert swapped.tokens.tolist() == [2, 7, 8, 3, 9, 3, 2, 5, 3, 6, 3]
     assert swapped.masked_lm_positions.tolist() == [1, 4, 1]
     assert swapped.masked_lm_ids.tolist() == [17, 19, 5]
     assert swapped.pair_label.tolist() == [1, 0]
-    only = reordered(block, np.array([0]))
+    only = select_rows(block, np.array([0]))
     assert only.tokens.tolist() == [2, 5, 3, 6, 3]
     assert len(only) == 1
+    assert concatenate_blocks([only, swapped]).tokens.tolist() == [
+        *only.tokens.tolist(),
+        *swapped.tokens.tolist(),
+    ]
+
+
+@given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=12), data=st.data())
+def test_spread_equals_slicing(lengths: list[int], data: st.DataObject) -> None:
+    rows = np.array(data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=10)), np.int64)
+    sizes = np.array(lengths)
+    flat = np.arange(sizes.sum())
+    pieces = np.split(flat, np.cumsum(lengths)[:-1])
+    starts = np.cumsum(sizes) - sizes
+    expected = [value for row in rows for value in pieces[row].tolist()]
+    assert flat[spread(starts[rows], sizes[rows])].tolist() == expected

@@ -20,9 +20,7 @@ def test_accumulation_is_derived() -> None:
     assert plan.sequences_per_rank == 256
 
 
-@given(
-    micro=st.integers(1, 64), world_size=st.integers(1, 64), accumulation=st.integers(1, 64)
-)
+@given(micro=st.integers(1, 64), world_size=st.integers(1, 64), accumulation=st.integers(1, 64))
 def test_the_product_of_the_parts_is_the_batch(
     micro: int, world_size: int, accumulation: int
 ) -> None:
@@ -43,13 +41,13 @@ def test_a_batch_that_does_not_divide_names_the_numbers_and_both_ways_out() -> N
 
 
 def test_a_world_larger_than_the_batch_is_told_the_smallest_batch() -> None:
-    with pytest.raises(ConfigError, match="set train_batch_size to 64$"):
+    with pytest.raises(ConfigError, match=r"set train_batch_size to 64$"):
         plan_batch(sizes(32, 1), 64, "phase1")
 
 
 @pytest.mark.parametrize("value", [None, 0, -8, 1.5, "8", True])
 def test_a_size_that_is_no_positive_integer_is_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match="train_batch_size must be a positive integer"):
+    with pytest.raises(ConfigError, match=r"train_batch_size must be a positive integer"):
         plan_batch(sizes(value, 4), 1, "phase1")
 
 

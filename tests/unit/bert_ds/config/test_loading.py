@@ -101,7 +101,7 @@ def test_a_wrong_override_is_told_with_the_way_out(
 
 
 def test_an_unknown_recipe_key_is_told_with_the_nearest_known_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown key 'checkpoints'; did you mean 'checkpoint'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'checkpoints'; did you mean 'checkpoint'"):
         load_run_config(changed(tmp_path, checkpoints={}))
 
 
@@ -113,7 +113,7 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no recipe folder at .*nowhere"):
+    with pytest.raises(ConfigError, match=r"no recipe folder at .*nowhere"):
         load_run_config(tmp_path / "nowhere")
     folder = write_recipe(tmp_path / "recipe")
     (folder / "phase2.json").unlink()
@@ -123,8 +123,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"phase2\.json, line 2: not valid JSON"):
         load_run_config(folder)
     (folder / "phase2.json").write_text(json.dumps([1]))
-    with pytest.raises(ConfigError, match="must hold a JSON object, not list"):
+    with pytest.raises(ConfigError, match=r"must hold a JSON object, not list"):
         load_run_config(folder)
     (folder / "recipe.json").write_bytes(b'{"\xff": 1}')
-    with pytest.raises(ConfigError, match="not UTF-8"):
+    with pytest.raises(ConfigError, match=r"not UTF-8"):
         load_run_config(folder)

@@ -36,9 +36,7 @@ def test_a_hand_worked_micro_batch() -> None:
 
 
 @settings(deadline=None)
-@given(
-    num_rows=st.integers(1, 9), sequence_length=st.integers(9, 70), seed=st.integers(0, 1000)
-)
+@given(num_rows=st.integers(1, 9), sequence_length=st.integers(9, 70), seed=st.integers(0, 1000))
 def test_padding_equals_a_plain_loop(num_rows: int, sequence_length: int, seed: int) -> None:
     block = random_block(num_rows, sequence_length, 64, seed)
     batch = collate(block)

@@ -26,7 +26,9 @@ def folder(tmp_path: Path) -> Iterator[RunFolder]:
     claimed.release()
 
 
-def test_a_folder_belongs_to_the_settings_that_it_was_made_with(folder: RunFolder, tmp_path: Path) -> None:
+def test_a_folder_belongs_to_the_settings_that_it_was_made_with(
+    folder: RunFolder, tmp_path: Path
+) -> None:
     config = config_with(tmp_path)
     folder.check_belongs_to(config, is_fresh_start=False)
     folder.write_config(config, {"command": "bert-ds pretrain"})
@@ -60,13 +62,13 @@ def test_a_fresh_start_in_a_used_folder_is_refused(folder: RunFolder, tmp_path: 
     config = config_with(tmp_path)
     folder.check_belongs_to(config, is_fresh_start=True)
     folder.write_config(config, {})
-    with pytest.raises(CheckpointError, match="--resume never: .* already holds a run"):
+    with pytest.raises(CheckpointError, match=r"--resume never: .* already holds a run"):
         folder.check_belongs_to(config, is_fresh_start=True)
 
 
 def test_two_runs_cannot_write_to_one_folder(folder: RunFolder) -> None:
     second = RunFolder(folder.path)
-    with pytest.raises(CheckpointError, match="another run is writing"):
+    with pytest.raises(CheckpointError, match=r"another run is writing"):
         second.claim()
     folder.release()
     second.claim()
@@ -75,12 +77,12 @@ def test_two_runs_cannot_write_to_one_folder(folder: RunFolder) -> None:
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match="cannot write to the run folder .*file/run"):
+    with pytest.raises(CheckpointError, match=r"cannot write to the run folder .*file/run"):
         RunFolder(tmp_path / "file" / "run").claim()
 
 
 def test_no_run_is_told_what_a_run_is(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no run folder: it has no config.json"):
+    with pytest.raises(CheckpointError, match=r"no run folder: it has no config.json"):
         open_run(tmp_path)
 
 
