@@ -11,11 +11,14 @@ import argparse
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from bert_ds import __version__
 from bert_ds.errors import BertDsError, ConfigError, PeerError, StopRequested
+
+_SECONDS_FOR_ANOTHER_RANK_TO_TELL = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -167,19 +170,23 @@ def _start_logging() -> None:
 
 
 def _tell(err: BertDsError) -> None:
-    """Print an error once a host where every rank meets it, with the rank where only one does."""
+    """Print an error: once where every rank meets it, with the rank where only one does.
+
+    Launchers end all ranks as soon as one has ended, so a rank that leaves the telling to another
+    one waits for it; when nobody ends it meanwhile, it was alone and tells by itself.
+    """
     rank, local_rank = _environment_rank(), int(os.environ.get("LOCAL_RANK", "0") or 0)
-    if isinstance(err, PeerError):
-        return
     if isinstance(err, StopRequested):
         if rank == 0:
             print(f"bert-ds: {err}", file=sys.stderr)
-    elif isinstance(err, ConfigError):
-        if local_rank == 0:
-            print(f"bert-ds: error: {err}", file=sys.stderr)
-    else:
-        where = f" (rank {rank})" if rank else ""
-        print(f"bert-ds: error{where}: {err}", file=sys.stderr)
+        return
+    is_told_by_another = isinstance(err, PeerError) or (
+        isinstance(err, ConfigError) and local_rank > 0
+    )
+    if is_told_by_another:
+        time.sleep(_SECONDS_FOR_ANOTHER_RANK_TO_TELL)
+    where = f" (rank {rank})" if rank else ""
+    print(f"bert-ds: error{where}: {err}", file=sys.stderr, flush=True)
 
 
 def _environment_rank() -> int:
