@@ -48,9 +48,7 @@ def test_mpiexec(
     output = tmp_path / "run"
     command = ["mpiexec", "-n", "2", BIN / "python", "-m", "bert_ds"]
     arguments = pretrain(tiny_recipe_folder, tiny_data, output)
-    done = run(
-        *command, *arguments, env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    )
+    done = run(*command, *arguments, env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()})
     assert done.returncode == 0, done.stderr
     assert losses(output) == losses(finished_run)
 
@@ -73,4 +71,6 @@ def test_one_process_needs_no_launcher(
     output = tmp_path / "run"
     done = run("bert-ds", *pretrain(tiny_recipe_folder, tiny_data, output))
     assert done.returncode == 0, done.stderr
-    assert losses(output) == pytest.approx(losses(finished_run), rel=0.05)  # dropout is drawn for other micro batches
+    assert losses(output) == pytest.approx(
+        losses(finished_run), rel=0.05
+    )  # dropout is drawn for other micro batches
