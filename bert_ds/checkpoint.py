@@ -104,7 +104,7 @@ def save_checkpoint(
     temporary = folder / (state.folder_name + _TEMPORARY)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob("*" + _TEMPORARY):
+        for stale in folder.glob("*-step*" + _TEMPORARY):
             shutil.rmtree(stale)
         temporary.mkdir()
         for name, tensors in zip(_TENSOR_FILES, (weights, optimizer), strict=True):

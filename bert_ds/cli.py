@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,8 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BertDsError as err:
         _tell(err)
         return _leave(err.exit_code)
+    except OSError as err:
+        print(f"bert-ds: error: {err}", file=sys.stderr)
+        return _leave(1)
     except KeyboardInterrupt:
         return _leave(130)
+    except Exception:  # a fault of ours: it is shown whole, and the rank must not linger
+        traceback.print_exc()
+        return _leave(1)
     return 0
 
 

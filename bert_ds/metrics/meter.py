@@ -52,7 +52,11 @@ class UpdateRecord:
 class Sink(Protocol):
     """Something that takes finished rows: a file, TensorBoard, the terminal."""
 
-    def write(self, rows: Sequence[MetricsRow]) -> None: ...
+    def write(self, rows: Sequence[MetricsRow]) -> None:
+        """Take the rows of one flush, in order."""
+
+    def close(self) -> None:
+        """Take no more rows."""
 
 
 class Meter:
@@ -69,7 +73,6 @@ class Meter:
         self._sum_over_ranks = sum_over_ranks
         self._sinks = sinks
         self._records: list[UpdateRecord] = []
-        self.last_row: MetricsRow | None = None
 
     def add(self, record: UpdateRecord) -> None:
         """Keep a record until the next flush."""
@@ -92,7 +95,6 @@ class Meter:
         ]
         for sink in self._sinks:
             sink.write(rows)
-        self.last_row = rows[-1]
         for row in rows:
             if not math.isfinite(row["loss"]) and row["loss_scale"] is None:
                 raise TrainingError(

@@ -37,6 +37,9 @@ class JsonLinesSink:
             file.flush()
             os.fsync(file.fileno())
 
+    def close(self) -> None:
+        """Nothing is pending: every write has been written through."""
+
 
 def keep_rows(path: Path, is_kept: Callable[[MetricsRow], bool]) -> None:
     """Rewrite a metrics file with the rows that are kept; a torn last line is dropped.

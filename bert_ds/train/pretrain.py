@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,7 +29,7 @@ from bert_ds.data.reader import BlockReader
 from bert_ds.data.stream import Prefetcher
 from bert_ds.dist import Communicator, World
 from bert_ds.errors import CheckpointError, StopRequested
-from bert_ds.metrics.meter import Meter, MetricsRow
+from bert_ds.metrics.meter import Meter, MetricsRow, Sink
 from bert_ds.metrics.sinks import (
     JsonLinesSink,
     ProgressSink,
@@ -47,6 +46,7 @@ from bert_ds.train.loop import LoopSettings, train
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.state import TrainState
 from bert_ds.train.stop import StopFlag
+from bert_ds.train.summary import phase_entries
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class Run:
     folder: RunFolder
     data: list[setup.PhaseData]
     stop: StopFlag
-    summaries: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_main(self) -> bool:
@@ -86,17 +85,19 @@ def run_pretraining(run: Run, resume: str) -> None:
         data = run.data[0]
         run.folder.keep_vocabulary(data.vocabulary, asdict(data.manifest.vocabulary))
         _write_summary_head(run, "running")
-        run.summaries = list(run.folder.read_summary().get("phases", []))
+        _drop_rows_after(run, checkpoint.state if checkpoint else None)
     first = 0
     if checkpoint is not None:
         first = checkpoint.state.phase_index + int(checkpoint.state.is_phase_end)
-        _drop_rows_after(run, checkpoint.state)
         load_weights(model, checkpoint)
     for phase_index in range(first, len(run.config.phases)):
-        checkpoint = _run_phase(run, phase_index, model, checkpoint)
+        if phase_index > first:
+            checkpoint = load_checkpoint(_newest(run))
+        _run_phase(run, phase_index, model, checkpoint)
     result = evaluate_held_out(run, model)
     if run.is_main:
-        run.folder.update_summary(held_out=result.as_dict(), status="complete")
+        phases = phase_entries(run.config, run.folder.metrics)
+        run.folder.update_summary(phases=phases, held_out=result.as_dict(), status="complete")
 
 
 def evaluate_held_out(run: Run, model: BertForPreTraining) -> HeldOutResult:
@@ -122,8 +123,8 @@ def evaluate_held_out(run: Run, model: BertForPreTraining) -> HeldOutResult:
 
 def _run_phase(
     run: Run, phase_index: int, model: BertForPreTraining, checkpoint: Checkpoint | None
-) -> Checkpoint:
-    """Train one phase to its end; returns the checkpoint that it ends with."""
+) -> None:
+    """Train one phase to its end, from the checkpoint or, without one, from nothing."""
     phase, data = run.config.phases[phase_index], run.data[phase_index]
     parts = setup.build_phase(run.config, phase_index, model, data, run.world)
     state = _enter_phase(run, phase_index, parts, checkpoint)
@@ -156,12 +157,11 @@ def _run_phase(
     finally:
         updates.close()
         for sink in sinks:
-            if isinstance(sink, (ProgressSink, TensorBoardSink)):
-                sink.close()
+            sink.close()
         parts.reader.close()
     seconds = time.monotonic() - started
     if run.is_main:
-        _summarise_phase(run, phase_index, state, meter.last_row, seconds)
+        run.folder.update_summary(phases=phase_entries(run.config, run.folder.metrics))
     parts.engine.destroy()
     if not is_complete:
         _write_stop(run, phase.name, state)
@@ -175,7 +175,6 @@ def _run_phase(
             "%s complete: %d updates, %s, %.0f sequences/s",
             phase.name, state.global_step, duration_text(seconds), rate,
         )  # fmt: skip
-    return load_checkpoint(_newest(run))
 
 
 def _enter_phase(
@@ -290,9 +289,7 @@ def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
             )
 
 
-def _open_sinks(
-    run: Run, phase_index: int, state: TrainState
-) -> list[JsonLinesSink | TensorBoardSink | ProgressSink]:
+def _open_sinks(run: Run, phase_index: int, state: TrainState) -> list[Sink]:
     if not run.is_main:
         return []
     phase = run.config.phases[phase_index]
@@ -308,38 +305,18 @@ def _open_sinks(
     ]
 
 
-def _drop_rows_after(run: Run, state: CheckpointState) -> None:
+def _drop_rows_after(run: Run, state: CheckpointState | None) -> None:
     """Remove logged updates that the checkpoint does not know: they will be done again."""
-    if not run.is_main:
-        return
-    earlier = {phase.name for phase in run.config.phases[: state.phase_index]}
+    earlier = {phase.name for phase in run.config.phases[: state.phase_index if state else 0]}
 
     def is_kept(row: MetricsRow) -> bool:
+        if state is None:
+            return False
         if row["phase"] == state.phase:
             return bool(row["samples_seen"] <= state.samples_seen)
         return row["phase"] in earlier
 
     keep_rows(run.folder.metrics, is_kept)
-
-
-def _summarise_phase(
-    run: Run, phase_index: int, state: TrainState, last_row: MetricsRow | None, seconds: float
-) -> None:
-    phase = run.config.phases[phase_index]
-    former = next((entry for entry in run.summaries if entry["name"] == phase.name), {})
-    entry = {
-        "name": phase.name,
-        "sequence_length": phase.sequence_length,
-        "total_steps": phase.total_steps,
-        "train_batch_size": phase.deepspeed["train_batch_size"],
-        **vars(state),
-        "final_loss": last_row["loss"] if last_row else former.get("final_loss"),
-        "duration_s": former.get("duration_s", 0.0) + seconds,
-    }
-    others = [other for other in run.summaries if other["name"] != phase.name]
-    order = [each.name for each in run.config.phases]
-    run.summaries = sorted([*others, entry], key=lambda each: order.index(each["name"]))
-    run.folder.update_summary(phases=run.summaries)
 
 
 def _write_summary_head(run: Run, status: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 from collections.abc import Sequence
@@ -85,6 +86,7 @@ def open_phase_data(config: RunConfig, data: Path) -> list[PhaseData]:
         folder = data / f"seq{phase.sequence_length}"
         manifest = open_dataset(folder)
         _check_fits(config, phase, folder, manifest)
+        _check_vocabulary(folder, manifest)
         opened.append(PhaseData(folder, manifest))
     vocabularies = {entry.manifest.vocabulary.sha256 for entry in opened}
     if len(vocabularies) > 1:
@@ -153,6 +155,19 @@ def layout_of(config: RunConfig) -> tuple[int, str]:
     """ZeRO stage and precision of the first phase, for summaries."""
     first = config.phases[0]
     return zero_stage_of(first.deepspeed, first.name), precision_of(first.deepspeed, first.name)
+
+
+def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
+    path = folder / VOCABULARY_NAME
+    if not path.is_file():
+        raise DataError(f"{path} is missing; restore it or prepare the dataset again")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != manifest.vocabulary.sha256:
+        raise DataError(
+            f"{path} has SHA-256 {found[:12]}..., its manifest says "
+            f"{manifest.vocabulary.sha256[:12]}...: it is not the vocabulary that the shards were "
+            "made with; restore it or prepare the dataset again"
+        )
 
 
 def _check_fits(config: RunConfig, phase: PhaseConfig, folder: Path, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,27 @@ def test_with_dropout_the_same_layout_repeats_bit_for_bit(place: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
     other = train(place, "dropout-other-seed", 2, [*dropout, "seed=43"])
     assert losses(other) != losses(first)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_run_goes_on_at_another_world_size(place: Path, before: int, after: int) -> None:
+    undisturbed = train(place, f"elastic-{before}-{after}", before, NO_DROPOUT)
+    expected, expected_weights = losses(undisturbed), weights(undisturbed)
+    # Back to the middle of phase 1: what came after the checkpoint at update 4 is undone.
+    kept = "00-phase1-step00000004"
+    resumed = train(
+        place, f"elastic-{before}-{after}-part", before, [*NO_DROPOUT, "checkpoint.keep_last=9"]
+    )
+    for folder in (resumed / "checkpoints").glob("*-step*"):
+        if folder.name != kept:
+            shutil.rmtree(folder)
+    (resumed / "checkpoints" / "latest").write_text(kept)
+    (resumed / "summary.json").unlink()
+    train(place, resumed.name, after, NO_DROPOUT)
+    assert losses(resumed) == pytest.approx(expected, rel=TOLERANCE)
+    for key, value in weights(resumed).items():
+        if not key.endswith("key.bias"):
+            difference = (value - expected_weights[key]).norm()
+            assert difference <= TOLERANCE * expected_weights[key].norm() + 1e-9, key
+    assert json.loads((resumed / "summary.json").read_text())["world_size"] == after

@@ -71,12 +71,17 @@ def test_data_that_does_not_fit_is_told(
     assert "--set model.vocab_size=60" in told
     shutil.rmtree(data / "seq64")
     make_dataset(data / "seq64", sequence_length=64)
-    (data / "seq64" / "vocab.txt").write_text("changed")
     shard = next((data / "seq64").glob("train-*.tar"))
     shard.write_bytes(shard.read_bytes()[:-1])
     code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
     assert code == 1
     assert f"{shard} has" in told
+    make_dataset(data / "seq64", sequence_length=64)
+    with (data / "seq64" / "vocab.txt").open("a") as file:
+        file.write("another\n")
+    code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
+    assert code == 1
+    assert "it is not the vocabulary that the shards were made with" in told
 
 
 def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_it_is(

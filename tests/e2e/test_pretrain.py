@@ -29,6 +29,13 @@ def summary_of(run_folder: Path) -> dict[str, object]:
     return content
 
 
+def phases_of(run_folder: Path) -> list[dict[str, object]]:
+    """The summary's phases without their times."""
+    phases = summary_of(run_folder)["phases"]
+    assert isinstance(phases, list)
+    return [{k: v for k, v in phase.items() if k != "duration_s"} for phase in phases]
+
+
 def rows_of(run_folder: Path) -> list[dict[str, object]]:
     lines = (run_folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
@@ -49,6 +56,7 @@ def assert_same_result(run_folder: Path, undisturbed: Path) -> None:
     assert expected.keys() == found.keys()
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert summary_of(run_folder)["held_out"] == summary_of(undisturbed)["held_out"]
+    assert phases_of(run_folder) == phases_of(undisturbed)
     timeless = [
         [{k: v for k, v in row.items() if not k.endswith("_s")} for row in rows_of(folder)]
         for folder in (run_folder, undisturbed)
@@ -94,7 +102,12 @@ def test_a_finished_run_is_not_done_again(
 
 @pytest.mark.parametrize(
     "moment",
-    ["in the middle of phase 1", "between the phases", "in the middle of phase 2"],
+    [
+        "before a checkpoint",
+        "in the middle of phase 1",
+        "between the phases",
+        "in the middle of phase 2",
+    ],
 )
 def test_a_killed_run_goes_on_to_the_same_result(
     moment: str, finished_run: Path, tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
@@ -103,6 +116,7 @@ def test_a_killed_run_goes_on_to_the_same_result(
     command = deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, output)
     checkpoints = output / "checkpoints"
     conditions: dict[str, Callable[[], bool]] = {
+        "before a checkpoint": lambda: num_rows(output) >= 1,
         "in the middle of phase 1": lambda: num_rows(output) >= 5,
         "between the phases": lambda: (checkpoints / "00-phase1-step00000012").exists(),
         "in the middle of phase 2": lambda: num_rows(output) >= 12 + 5,

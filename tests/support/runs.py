@@ -15,7 +15,12 @@ from bert_ds.train.stop import StopFlag
 
 
 def pretrain_in_rank(
-    world: World, recipe: Path, data: Path, output_dir: Path, overrides: list[str]
+    world: World,
+    recipe: Path,
+    data: Path,
+    output_dir: Path,
+    overrides: list[str],
+    resume: str = "auto",
 ) -> None:
     """What `bert-ds pretrain` does once the ranks have met."""
     config = load_run_config(recipe, overrides)
@@ -26,5 +31,5 @@ def pretrain_in_rank(
     if world.is_main:
         folder.claim()
         folder.write_config(config, {})
-    run_pretraining(Run(config, world, comm, device, folder, opened, StopFlag()), "auto")
+    run_pretraining(Run(config, world, comm, device, folder, opened, StopFlag()), resume)
     folder.release()

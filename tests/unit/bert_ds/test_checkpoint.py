@@ -129,6 +129,13 @@ def test_a_kill_at_any_stage_of_a_save_leaves_a_loadable_checkpoint(
     assert not list(tmp_path.glob("*.incomplete"))
 
 
+def test_a_kill_while_the_pointer_is_written_does_not_disturb_the_next_save(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    (tmp_path / ".latest.incomplete").write_text("00-ph")
+    newest = save(tmp_path, 4)
+    assert newest_checkpoint(tmp_path)[0] == newest
+
+
 def test_a_full_disk_is_told_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

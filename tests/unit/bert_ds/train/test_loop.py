@@ -63,6 +63,9 @@ class Rows:
     def write(self, rows: Any) -> None:
         self.rows += rows
 
+    def close(self) -> None:
+        pass
+
 
 def make_updates(start: int = 0) -> Iterator[RankUpdate]:
     position = start
