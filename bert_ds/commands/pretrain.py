@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from bert_ds.config.deepspeed import check_run, check_run_is_trainable
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.dist import Communicator, World, init_process_group, shutdown, world_from_environment
 from bert_ds.errors import StopRequested
+from bert_ds.plan import num_parameters
 from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
 from bert_ds.train.run_folder import RunFolder, setting_differences
 from bert_ds.train.stop import StopFlag
+
+log = logging.getLogger(__name__)
 
 
 def run(arguments: argparse.Namespace, command_line: list[str]) -> None:
@@ -73,7 +79,24 @@ def _prepare(
     data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
     if world.is_main:
         folder.write_config(config, _origin(command_line))
+        _announce(config, world, device)
     return Run(config, world, comm, device, folder, data, stop)
+
+
+def _announce(config: RunConfig, world: World, device: torch.device) -> None:
+    """Say once what is about to run, and on what."""
+    stage, precision = setup.layout_of(config)
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    log.info(
+        "%s: %d rank%s on %s, %s, ZeRO stage %d, %.1f M parameters",
+        config.recipe,
+        world.world_size,
+        "s" if world.world_size > 1 else "",
+        place,
+        precision,
+        stage,
+        num_parameters(config.model) / 1e6,
+    )
 
 
 def _is_complete(output_dir: Path, config: RunConfig, resume: str) -> bool:
@@ -98,8 +121,9 @@ def _origin(command_line: list[str]) -> dict[str, Any]:
         ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         commit = None  # installed from a wheel, or without git
+    given = [word for word in command_line if not word.startswith("--local_rank=")]
     return {
-        "command": shlex.join(["bert-ds", *command_line]),
+        "command": shlex.join(["bert-ds", *given]),
         "commit": commit,
         "versions": setup.package_versions(),
     }

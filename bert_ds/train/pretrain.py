@@ -80,7 +80,6 @@ def run_pretraining(run: Run, resume: str) -> None:
         StopRequested: a signal ended training at an update boundary; its state is saved.
     """
     checkpoint = _find_checkpoint(run, resume)
-    model = setup.build_model(run.config, run.device)
     if run.is_main:
         data = run.data[0]
         run.folder.keep_vocabulary(data.vocabulary, asdict(data.manifest.vocabulary))
@@ -89,12 +88,10 @@ def run_pretraining(run: Run, resume: str) -> None:
     first = 0
     if checkpoint is not None:
         first = checkpoint.state.phase_index + int(checkpoint.state.is_phase_end)
-        load_weights(model, checkpoint)
     for phase_index in range(first, len(run.config.phases)):
-        if phase_index > first:
-            checkpoint = load_checkpoint(_newest(run))
-        _run_phase(run, phase_index, model, checkpoint)
-    result = evaluate_held_out(run, model)
+        _run_phase(run, phase_index, checkpoint)
+        checkpoint = load_checkpoint(_newest(run))
+    result = evaluate_held_out(run, _model_of(run, checkpoint))
     if run.is_main:
         phases = phase_entries(run.config, run.folder.metrics)
         run.folder.update_summary(phases=phases, held_out=result.as_dict(), status="complete")
@@ -121,11 +118,14 @@ def evaluate_held_out(run: Run, model: BertForPreTraining) -> HeldOutResult:
     return result
 
 
-def _run_phase(
-    run: Run, phase_index: int, model: BertForPreTraining, checkpoint: Checkpoint | None
-) -> None:
-    """Train one phase to its end, from the checkpoint or, without one, from nothing."""
+def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> None:
+    """Train one phase to its end, from the checkpoint or, without one, from nothing.
+
+    The model is built anew: what an engine makes of one (half precision, flat buffers, partitions)
+    ends with the phase.
+    """
     phase, data = run.config.phases[phase_index], run.data[phase_index]
+    model = _model_of(run, checkpoint)
     parts = setup.build_phase(run.config, phase_index, model, data, run.world)
     state = _enter_phase(run, phase_index, parts, checkpoint)
     settings = LoopSettings(
@@ -177,14 +177,21 @@ def _run_phase(
         )  # fmt: skip
 
 
+def _model_of(run: Run, checkpoint: Checkpoint | None) -> BertForPreTraining:
+    """A model with the checkpoint's weights or, without one, with initial ones."""
+    model = setup.build_model(run.config, run.device)
+    if checkpoint is not None:
+        load_weights(model, checkpoint)
+    return model
+
+
 def _enter_phase(
     run: Run, phase_index: int, parts: setup.PhaseSetup, checkpoint: Checkpoint | None
 ) -> TrainState:
-    """Load what the checkpoint holds for this phase; returns the counters to start from."""
+    """Load the optimizer's state for this phase; returns the counters to start from."""
     phase = run.config.phases[phase_index]
     if checkpoint is None:
         return TrainState()
-    load_weights(parts.engine.model, checkpoint)
     is_same_phase = checkpoint.state.phase_index == phase_index
     if is_same_phase or phase.moments == "carry":
         load_optimizer_tensors(

@@ -87,7 +87,7 @@ def test_the_run_folder_holds_what_others_read(finished_run: Path) -> None:
     assert all(row.keys() == ROW_KEYS for row in rows)
     config = json.loads((finished_run / "config.json").read_text())
     assert config["config"]["recipe"] == "tiny"
-    assert config["command"].startswith("bert-ds --local_rank=0 pretrain")
+    assert config["command"].startswith("bert-ds pretrain --recipe")
 
 
 def test_a_finished_run_is_not_done_again(
