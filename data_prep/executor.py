@@ -160,12 +160,25 @@ class ProcessExecutor(SerialExecutor):
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Holds Ctrl-C back; processes started meanwhile never see it: it is the parent's business."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Holds Ctrl-C back; processes started meanwhile never see it: it is the parent's business.
+
+    The mask is what the processes inherit. It holds for one thread only: a signal that another
+    thread takes would still interrupt the main thread half-way through starting a process, so the
+    handler is exchanged too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: held.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _start_worker() -> None:
