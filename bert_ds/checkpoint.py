@@ -44,6 +44,7 @@ class CheckpointState:
         tokens_seen: real tokens of the phase consumed, all ranks.
         is_phase_end: whether the phase is complete.
         optimizer_step: the optimizer's own count of updates, for its bias correction.
+        loss_scaler: state of fp16's dynamic loss scaling; empty without fp16.
         dataset_fingerprint: of the phase's dataset.
         vocabulary_sha256: of the vocabulary.
         world_size, zero_stage, precision: the layout that wrote it, for information.
@@ -58,6 +59,7 @@ class CheckpointState:
     tokens_seen: int
     is_phase_end: bool
     optimizer_step: int
+    loss_scaler: dict[str, float]
     dataset_fingerprint: str
     vocabulary_sha256: str
     world_size: int

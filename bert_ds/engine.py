@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.dist import World
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.optim.lamb import Lamb
+from bert_ds.optim.zero_layout import read_layout
+
+_SCALER_KEYS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 class TrainEngine:
@@ -50,6 +54,8 @@ class TrainEngine:
             model=model, optimizer=optimizer, config=deepspeed_config, dist_init_required=False
         )
         self._engine.train()
+        if self._engine.zero_optimization():
+            optimizer.bind(read_layout(self._engine.optimizer, model))
 
     def micro_step(
         self, batch: PretrainingBatch, num_predictions: int, num_sequences: int
@@ -83,12 +89,43 @@ class TrainEngine:
     @property
     def loss_scale(self) -> float | None:
         """The loss scale of fp16, or None where there is none."""
-        optimizer = self._engine.optimizer
-        return float(optimizer.cur_scale) if hasattr(optimizer, "cur_scale") else None
+        return float(self._engine.optimizer.loss_scale) if self._engine.fp16_enabled() else None
 
     def grad_norm(self) -> torch.Tensor | None:
         """Global gradient norm of the last update before clipping; scalar on the device."""
-        return self.optimizer.last_grad_norm()
+        if self.optimizer.layout is None:
+            return self.optimizer.last_grad_norm()
+        norm = self._engine.get_global_grad_norm()
+        return None if norm is None else torch.as_tensor(norm, dtype=torch.float64)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Float32 weights by parameter name; under ZeRO all ranks call it, rank 0 gets them."""
+        layout = self.optimizer.layout
+        if layout is None:
+            return dict(self.model.named_parameters())
+        return layout.gather({id(shard.tensor): shard.tensor.detach() for shard in layout.shards})
+
+    def load_master_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Give ZeRO's float32 shards their full precision back.
+
+        The engine made them from the model's weights, which under fp16 and bf16 are rounded.
+        """
+        layout = self.optimizer.layout
+        if layout is not None:
+            layout.scatter(weights, {id(s.tensor): s.tensor.detach() for s in layout.shards})
+
+    def scaler_state(self) -> dict[str, float]:
+        """State of dynamic loss scaling; empty where there is none."""
+        if not self._engine.fp16_enabled():
+            return {}
+        scaler = self._engine.optimizer.loss_scaler
+        return {key: getattr(scaler, key) for key in _SCALER_KEYS if hasattr(scaler, key)}
+
+    def load_scaler_state(self, state: dict[str, float]) -> None:
+        """Set dynamic loss scaling to a saved state; nothing to do where there is none."""
+        if self._engine.fp16_enabled():
+            for key, value in state.items():
+                setattr(self._engine.optimizer.loss_scaler, key, value)
 
     def destroy(self) -> None:
         """Release what DeepSpeed holds, so that another engine can take the same model."""
@@ -109,4 +146,10 @@ def import_deepspeed() -> Any:
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel(logging.WARNING)
+    # The optimizer that it does not know is our LAMB, which is bound to its layout and tested.
+    deepspeed.utils.logger.addFilter(lambda record: "untested" not in record.getMessage())
+    # torch 2.13 deprecates collectives that DeepSpeed 0.19.8 calls in every update.
+    warnings.filterwarnings(
+        "ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated", category=FutureWarning
+    )
     return deepspeed

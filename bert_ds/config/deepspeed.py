@@ -98,25 +98,18 @@ def check_phase(phase: PhaseConfig) -> None:
 
 
 def check_trainable(phase: PhaseConfig) -> None:
-    """Refuse the combinations of ZeRO stage and precision that would train wrongly.
+    """Refuse the combinations of ZeRO stage and precision that DeepSpeed trains wrongly.
 
     Raises:
         ConfigError: with the reason and what to set instead.
     """
     stage = zero_stage_of(phase.deepspeed, phase.name)
     precision = precision_of(phase.deepspeed, phase.name)
-    if stage > 0:
-        raise ConfigError(
-            f"{phase.name}: zero_optimization.stage is {stage}, and LAMB would be wrong under it: "
-            "ZeRO hands the optimizer flat shards, so that a trust ratio would be taken over a "
-            "mixture of parameters instead of one a parameter. Set "
-            "deepspeed.zero_optimization.stage=0 and fp32 until LAMB is exact under ZeRO"
-        )
-    if precision != "fp32":
+    if stage == 0 and precision != "fp32":
         raise ConfigError(
             f"{phase.name}: {precision} at ZeRO stage 0 trains wrongly under DeepSpeed (0.19.8: "
             "fp16 never scales the loss, and both step the optimizer on zero gradients at start). "
-            f"Set deepspeed.{precision}.enabled=false"
+            "Set deepspeed.zero_optimization.stage=1, also on one GPU"
         )
 
 
@@ -135,15 +128,20 @@ def check_run_is_trainable(config: RunConfig) -> None:
 def deepspeed_config(phase: PhaseConfig, batch: BatchPlan) -> dict[str, Any]:
     """The dictionary for `deepspeed.initialize`.
 
-    Differs from the JSON in four places: the derived accumulation is filled in; the optimizer
-    section is left out, since the optimizer is built by us from it; clipping is left to our LAMB,
-    which needs the norm anyway and reports it; DeepSpeed's own progress lines are off.
+    Differs from the JSON in these places: the derived accumulation is filled in; the optimizer
+    section is left out, since the optimizer is built by us from it; at stage 0 clipping is left to
+    our LAMB, which needs the norm anyway and reports it; under ZeRO an optimizer that is not
+    DeepSpeed's is allowed; DeepSpeed's own progress lines are off.
     """
     resolved = copy.deepcopy(phase.deepspeed)
     del resolved["optimizer"]
     resolved["gradient_accumulation_steps"] = batch.gradient_accumulation_steps
-    resolved["gradient_clipping"] = 0.0
     resolved["steps_per_print"] = None
+    if zero_stage_of(phase.deepspeed, phase.name) == 0:
+        resolved["gradient_clipping"] = 0.0
+    else:
+        resolved["zero_allow_untested_optimizer"] = True
+        resolved["zero_force_ds_cpu_optimizer"] = False
     return resolved
 
 

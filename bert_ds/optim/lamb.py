@@ -22,11 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias, overload
 
 import torch
 
 from bert_ds.errors import ConfigError
+from bert_ds.optim.layout import ShardLayout, all_reduce_sum
 from bert_ds.optim.norms import sum_of_squares
 
 LambParams: TypeAlias = Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
@@ -90,11 +92,13 @@ class Lamb(torch.optim.Optimizer):
         }
         self._last_trust_ratios: dict[str, torch.Tensor] = {}
         self._last_grad_norm: torch.Tensor | None = None
+        self._binding: _Binding | None = None
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or `load_state_dict`, without what the last step left to report."""
         super().__setstate__(state)
+        self._binding = getattr(self, "_binding", None)
         self._last_trust_ratios = {}
         self._last_grad_norm = None
 
@@ -122,6 +126,9 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._binding is not None:
+            self._step_sharded(self._binding)
+            return loss
         for index, group in enumerate(self.param_groups):
             _check_group(index, group)
         divisor = self._clip_divisor()
@@ -134,12 +141,88 @@ class Lamb(torch.optim.Optimizer):
         self._last_trust_ratios = ratios
         return loss
 
+    def bind(self, layout: ShardLayout) -> None:
+        """Tell the optimizer that its groups now hold flat shards, and where parameters lie.
+
+        To be called once, after the engine has replaced the parameters and before the first step;
+        every later step adds up norms over the layout's ranks.
+
+        Args:
+            layout: of all tensors that the engine will step; names as in the groups' `names`.
+
+        Raises:
+            ConfigError: a parameter of the groups is not in the layout, or `max_grad_norm` is on,
+                which clips by this rank's gradients alone.
+        """
+        if self.defaults["max_grad_norm"] > 0.0:
+            raise ConfigError(
+                "max_grad_norm is for unsharded use; under ZeRO set the engine's gradient_clipping"
+            )
+        named = {name for group in self.param_groups for name in group["names"]}
+        if named != set(layout.names):
+            odd = sorted(named ^ set(layout.names))
+            raise ConfigError(f"optimizer and engine differ in their parameters: {odd[:3]}")
+        exempt = {
+            name
+            for group in self.param_groups
+            if group["weight_decay"] == 0.0 and not group["use_nvlamb"]
+            for name in group["names"]
+        }
+        device = layout.shards[0].tensor.device
+        self._binding = _Binding(
+            layout=layout,
+            is_exempt=torch.tensor([name in exempt for name in layout.names], device=device),
+            last_ratios=torch.ones(len(layout.names), dtype=torch.float64, device=device),
+        )
+
+    @property
+    def layout(self) -> ShardLayout | None:
+        """The layout of a bound optimizer, or None where parameters are whole."""
+        return None if self._binding is None else self._binding.layout
+
+    def _step_sharded(self, binding: _Binding) -> None:
+        """One step on the flat tensors that the groups hold now; all ranks call it together.
+
+        Phases: moments and update direction, element by element; squares of both by fragment; one
+        all-reduce of float64 [2, number of parameters]; each parameter's ratio to its fragments.
+        """
+        layout, device = binding.layout, binding.last_ratios.device
+        squares = torch.zeros(2, len(layout.names), dtype=torch.float64, device=device)
+        pending = []
+        for group in self.param_groups:
+            for flat in group["params"]:
+                shard = layout.shard_of(flat)
+                if shard is None:
+                    raise ConfigError(
+                        "LAMB was given a tensor that is not in its layout: the engine has changed "
+                        "its tensors since bind()"
+                    )
+                if flat.grad is None:
+                    continue
+                update = self._direction(flat, flat.grad, group)
+                for fragment in shard.fragments:
+                    squares[0, fragment.parameter] += sum_of_squares(fragment.of(flat))
+                    squares[1, fragment.parameter] += sum_of_squares(fragment.of(update))
+                pending.append((group, shard, update))
+        all_reduce_sum(squares, layout.group)
+        for group, shard, update in pending:
+            ratios = _ratios(squares, binding.is_exempt, group)
+            for fragment in shard.fragments:
+                scaled = fragment.of(update).mul_(group["lr"] * ratios[fragment.parameter])
+                fragment.of(shard.tensor).sub_(scaled)
+            # A step may cover some parameters only (ZeRO steps group by group).
+            is_stepped = squares.ne(0.0).any(dim=0)
+            binding.last_ratios = torch.where(is_stepped, ratios, binding.last_ratios)
+
     def last_trust_ratios(self) -> dict[str, float]:
         """The trust ratio r of each parameter in the last step, by name; one read of the device.
 
         Parameters of groups without `names` are called by their place, `group.position`. Empty
         before the first step. The multiplier of the step is lr * r.
         """
+        if self._binding is not None:
+            names = self._binding.layout.names
+            return dict(zip(names, self._binding.last_ratios.tolist(), strict=True))
         if not self._last_trust_ratios:
             return {}
         device = next(iter(self._last_trust_ratios.values())).device
@@ -174,13 +257,26 @@ class Lamb(torch.optim.Optimizer):
     def _update(
         self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
     ) -> torch.Tensor:
-        """Update one parameter in place and return its trust ratio, float64 scalar."""
+        """Updates one whole parameter in place; returns its trust ratio, float64 scalar."""
+        update = self._direction(parameter, gradient, group)
+        is_exempt = torch.tensor(
+            group["weight_decay"] == 0.0 and not group["use_nvlamb"], device=parameter.device
+        )
+        squares = torch.stack([sum_of_squares(parameter), sum_of_squares(update)])
+        ratio = _ratios(squares, is_exempt, group)
+        parameter.sub_(update.mul_(group["lr"] * ratio))
+        return ratio
+
+    def _direction(
+        self, tensor: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
+    ) -> torch.Tensor:
+        """Advances the moments of a whole or flat tensor; returns u, in its shape."""
         beta1, beta2 = group["betas"]
-        state = self.state[parameter]
+        state = self.state[tensor]
         if not state:
             state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["exp_avg"] = torch.zeros_like(tensor)
+            state["exp_avg_sq"] = torch.zeros_like(tensor)
         state["step"] += 1
         exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
 
@@ -193,28 +289,43 @@ class Lamb(torch.optim.Optimizer):
             correction1 = 1.0 - beta1 ** state["step"]
             correction2 = 1.0 - beta2 ** state["step"]
         denominator = (exp_avg_sq / correction2).sqrt_().add_(group["eps"])
-        update = (exp_avg / correction1).div_(denominator)
-        update.add_(parameter, alpha=group["weight_decay"])
-
-        ratio = _trust_ratio(parameter, update, group)
-        parameter.sub_(update.mul_(group["lr"] * ratio))
-        return ratio
+        update: torch.Tensor = (exp_avg / correction1).div_(denominator)
+        return update.add_(tensor, alpha=group["weight_decay"])
 
 
-def _trust_ratio(
-    parameter: torch.Tensor, update: torch.Tensor, group: dict[str, Any]
-) -> torch.Tensor:
-    """||w|| / ||u|| in float64, or 1 where the module's docstring says so; NaN if either is NaN."""
-    one = torch.ones((), dtype=torch.float64, device=parameter.device)
-    if group["weight_decay"] == 0.0 and not group["use_nvlamb"]:
-        return one
-    weight_norm = sum_of_squares(parameter).sqrt()
-    update_norm = sum_of_squares(update).sqrt()
+@dataclass
+class _Binding:
+    """What a bound optimizer knows besides its groups.
+
+    Attributes:
+        layout: where parameters lie.
+        is_exempt: bool [P], parameters whose ratio is 1 because they are not decayed.
+        last_ratios: float64 [P], of each parameter's last step.
+    """
+
+    layout: ShardLayout
+    is_exempt: torch.Tensor
+    last_ratios: torch.Tensor
+
+
+def _ratios(squares: torch.Tensor, is_exempt: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    """||w|| / ||u||, or 1 where the module's docstring says so; NaN if either is NaN.
+
+    Args:
+        squares: float64 [2, ...], sums of squares of w and of u.
+        is_exempt: bool [...], where the ratio is 1 because there is no decay.
+        group: gives the bounds.
+
+    Returns:
+        float64 [...].
+    """
+    weight_norm, update_norm = squares.sqrt()
     ratio = weight_norm / update_norm
     if group["trust_ratio_bounds"] is not None:
         lowest, highest = group["trust_ratio_bounds"]
         ratio = ratio.clamp(lowest, highest)
-    return torch.where((weight_norm == 0.0) | (update_norm == 0.0), one, ratio)
+    is_one = is_exempt | (weight_norm == 0.0) | (update_norm == 0.0)
+    return torch.where(is_one, 1.0, ratio)
 
 
 def _names(index: int, group: dict[str, Any]) -> list[str]:

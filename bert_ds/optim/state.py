@@ -17,47 +17,84 @@ def optimizer_tensors(optimizer: Lamb) -> dict[str, torch.Tensor]:
     """Moments of every parameter that has been updated, as `<moment>/<parameter name>`.
 
     Args:
-        optimizer: its groups carry `names`.
+        optimizer: its groups carry `names`. Where it is bound to a layout all ranks call this
+            together, and the group's first rank gets the whole tensors.
     """
-    return {
-        f"{moment}/{name}": state[moment]
-        for name, _, state in _named_states(optimizer)
-        if state
-        for moment in MOMENTS
-    }
+    layout = optimizer.layout
+    if layout is None:
+        return {
+            f"{moment}/{name}": state[moment]
+            for name, parameter in _named_parameters(optimizer)
+            if (state := optimizer.state.get(parameter))
+            for moment in MOMENTS
+        }
+    tensors: dict[str, torch.Tensor] = {}
+    for moment in MOMENTS:
+        flats = {id(s.tensor): _moment_of(optimizer, s.tensor, moment) for s in layout.shards}
+        tensors |= {f"{moment}/{name}": whole for name, whole in layout.gather(flats).items()}
+    return tensors
 
 
 def optimizer_step(optimizer: Lamb) -> int:
     """Updates that the optimizer has counted; 0 before the first."""
-    return max((int(s["step"]) for _, _, s in _named_states(optimizer) if s), default=0)
+    return max((int(state["step"]) for state in optimizer.state.values() if state), default=0)
 
 
 def load_optimizer_tensors(optimizer: Lamb, tensors: Mapping[str, torch.Tensor], step: int) -> None:
     """Put saved moments into a fresh optimizer.
 
     Args:
-        optimizer: its groups carry `names`; its state is replaced.
-        tensors: as `optimizer_tensors` gives them.
+        optimizer: its groups carry `names`; its state is replaced. Where it is bound to a layout,
+            each rank takes its fragments.
+        tensors: whole moments, as `optimizer_tensors` gives them.
         step: count of updates to go on from; 0 restarts the bias correction.
 
     Raises:
         CheckpointError: a moment is missing, or has another shape than its parameter.
     """
-    for name, parameter, _ in _named_states(optimizer):
-        state: dict[str, Any] = {"step": step}
-        for moment in MOMENTS:
-            saved = tensors.get(f"{moment}/{name}")
-            if saved is None or saved.shape != parameter.shape:
-                found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
-                raise CheckpointError(
-                    f"the checkpoint's {moment} of {name} is {found}; it must have the parameter's "
-                    f"shape {tuple(parameter.shape)}"
-                )
-            state[moment] = saved.to(device=parameter.device, dtype=parameter.dtype, copy=True)
-        optimizer.state[parameter] = state
+    layout = optimizer.layout
+    if layout is None:
+        for name, parameter in _named_parameters(optimizer):
+            state: dict[str, Any] = {"step": step}
+            for moment in MOMENTS:
+                saved = _saved(tensors, moment, name, parameter.shape)
+                state[moment] = saved.to(parameter.device, parameter.dtype, copy=True)
+            optimizer.state[parameter] = state
+        return
+    for shard in layout.shards:
+        optimizer.state[shard.tensor] = {
+            "step": step,
+            **{moment: torch.zeros_like(shard.tensor, requires_grad=False) for moment in MOMENTS},
+        }
+    for moment in MOMENTS:
+        wholes = {
+            name: _saved(tensors, moment, name, shape)
+            for name, shape in zip(layout.names, layout.shapes, strict=True)
+        }
+        flats = {id(s.tensor): optimizer.state[s.tensor][moment] for s in layout.shards}
+        layout.scatter(wholes, flats)
 
 
-def _named_states(optimizer: Lamb) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+def _saved(
+    tensors: Mapping[str, torch.Tensor], moment: str, name: str, shape: torch.Size
+) -> torch.Tensor:
+    saved = tensors.get(f"{moment}/{name}")
+    if saved is None or saved.shape != shape:
+        found = "missing" if saved is None else f"of shape {tuple(saved.shape)}"
+        raise CheckpointError(
+            f"the checkpoint's {moment} of {name} is {found}; it must have the parameter's "
+            f"shape {tuple(shape)}"
+        )
+    return saved
+
+
+def _moment_of(optimizer: Lamb, tensor: torch.Tensor, moment: str) -> torch.Tensor:
+    """A moment of a flat tensor; zero before its first update."""
+    state = optimizer.state.get(tensor)
+    found: torch.Tensor = state[moment] if state else torch.zeros_like(tensor)
+    return found.detach()
+
+
+def _named_parameters(optimizer: Lamb) -> Iterator[tuple[str, torch.Tensor]]:
     for group in optimizer.param_groups:
-        for name, parameter in zip(group["names"], group["params"], strict=True):
-            yield name, parameter, optimizer.state.get(parameter, {})
+        yield from zip(group["names"], group["params"], strict=True)

@@ -192,6 +192,7 @@ def _enter_phase(
     phase = run.config.phases[phase_index]
     if checkpoint is None:
         return TrainState()
+    parts.engine.load_master_weights(checkpoint.weights)
     is_same_phase = checkpoint.state.phase_index == phase_index
     if is_same_phase or phase.moments == "carry":
         load_optimizer_tensors(
@@ -202,6 +203,7 @@ def _enter_phase(
     if not is_same_phase:
         return TrainState()
     saved = checkpoint.state
+    parts.engine.load_scaler_state(saved.loss_scaler)
     if run.is_main:
         log.info("going on from %s", checkpoint.path)
     return TrainState(saved.global_step, saved.skipped_steps, saved.samples_seen, saved.tokens_seen)
@@ -218,6 +220,7 @@ def _save(run: Run, phase_index: int, parts: setup.PhaseSetup, state: TrainState
         **vars(state),
         is_phase_end=state.global_step >= phase.total_steps,
         optimizer_step=optimizer_step(parts.engine.optimizer),
+        loss_scaler=parts.engine.scaler_state(),
         dataset_fingerprint=manifest.fingerprint,
         vocabulary_sha256=manifest.vocabulary.sha256,
         world_size=run.world.world_size,
@@ -225,15 +228,11 @@ def _save(run: Run, phase_index: int, parts: setup.PhaseSetup, state: TrainState
         precision=precision,
         versions=setup.package_versions(),
     )
+    weights, moments = parts.engine.weights(), optimizer_tensors(parts.engine.optimizer)
 
     def write() -> None:
         if run.is_main:
-            save_checkpoint(
-                run.folder.checkpoints,
-                described,
-                dict(parts.engine.model.named_parameters()),
-                optimizer_tensors(parts.engine.optimizer),
-            )
+            save_checkpoint(run.folder.checkpoints, described, weights, moments)
             remove_old_checkpoints(run.folder.checkpoints, run.config.checkpoint.keep_last)
 
     run.comm.together(write)

@@ -110,10 +110,12 @@ def build_phase(
     batch = plan_batch(phase.deepspeed, world.world_size, phase.name)
     section = phase.deepspeed["optimizer"]
     lamb = lamb_config(section)
+    is_sharded = zero_stage_of(phase.deepspeed, phase.name) > 0
     optimizer = build_lamb(
         param_groups(model, lamb.weight_decay),
         section,
-        max_grad_norm=float(phase.deepspeed["gradient_clipping"]),
+        # under ZeRO the engine clips, by the norm over all shards
+        max_grad_norm=0.0 if is_sharded else float(phase.deepspeed["gradient_clipping"]),
     )
     engine = TrainEngine(model, optimizer, deepspeed_config(phase, batch), world)
     reader = BlockReader(data.folder, data.manifest, "train")

@@ -41,10 +41,10 @@ def test_settings_are_told_before_anything_starts(
     assert "train_batch_size (9) must be a multiple of" in told
     code, told = pretrain(
         tiny_recipe_folder, tiny_data, tmp_path / "run",
-        "--set", "deepspeed.zero_optimization.stage=2",
+        "--set", "deepspeed.bf16.enabled=true",
     )  # fmt: skip
     assert code == 2
-    assert "LAMB would be wrong under it" in told
+    assert "bf16 at ZeRO stage 0 trains wrongly" in told
     assert not (tmp_path / "run").exists()
 
 

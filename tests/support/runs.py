@@ -8,6 +8,8 @@ import torch
 
 from bert_ds.config.loading import load_run_config
 from bert_ds.dist import Communicator, World
+from bert_ds.engine import import_deepspeed
+from bert_ds.optim import Lamb
 from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
 from bert_ds.train.run_folder import RunFolder
@@ -33,3 +35,23 @@ def pretrain_in_rank(
         folder.write_config(config, {})
     run_pretraining(Run(config, world, comm, device, folder, opened, StopFlag()), resume)
     folder.release()
+
+
+def pretrain_with_fp16_on_cpu(world: World, *arguments: object) -> None:
+    """The same where DeepSpeed is told that this CPU has fp16, which it otherwise refuses."""
+    accelerator = import_deepspeed().accelerator.get_accelerator()
+    accelerator.is_fp16_supported = lambda: True
+    pretrain_in_rank(world, *arguments)  # type: ignore[arg-type]  # handed on as they came
+
+
+def pretrain_with_naive_ratios(world: World, *arguments: object) -> None:
+    """The same with one trust ratio a flat shard: what LAMB under ZeRO is without a layout."""
+
+    def step_as_if_shards_were_parameters(self: Lamb, binding: object) -> None:
+        for group in self.param_groups:
+            for flat in group["params"]:
+                if flat.grad is not None:
+                    self._update(flat, flat.grad, group)
+
+    Lamb._step_sharded = step_as_if_shards_were_parameters  # type: ignore[method-assign]
+    pretrain_in_rank(world, *arguments)  # type: ignore[arg-type]  # handed on as they came

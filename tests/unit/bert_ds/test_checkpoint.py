@@ -32,6 +32,7 @@ STATE = CheckpointState(
     tokens_seen=700,
     is_phase_end=False,
     optimizer_step=4,
+    loss_scaler={"cur_scale": 1024.0},
     dataset_fingerprint="d" * 64,
     vocabulary_sha256="v" * 64,
     world_size=2,

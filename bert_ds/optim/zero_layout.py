@@ -1,0 +1,126 @@
+"""The one reader of DeepSpeed's private attributes: which element lies where under ZeRO 1, 2, 3.
+
+None of what is read here is documented. It was found alike in DeepSpeed 0.16.0 to 0.19.8, the
+versions that `pyproject.toml` allows; every reading is checked against the model's own weights, and
+what is not understood is an error, never a guess.
+
+ZeRO 1 and 2: the parameters of a group lie end to end (with padding, and in another order under
+`round_robin_gradients` and `parameter_alignment`) in `bit16_groups_flat[i]`, of which each model
+parameter's `.data` is a view: its storage offset is its place. This rank's equal part of that
+buffer, in float32, is `single_partition_of_fp32_groups[i]`.
+
+ZeRO 3: `fp16_groups[i]` are the parameters of a sub-group, whose shards of `partition_numel()`
+elements lie end to end in `fp32_partitioned_groups_flat[i]`. Rank r's shard of a parameter is
+elements [r n, (r + 1) n) of it, cut at `ds_numel`; what lies behind is uninitialised memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+from torch import nn
+
+from bert_ds.errors import ConfigError, TrainingError
+from bert_ds.optim.layout import Fragment, Shard, ShardLayout, fragments_within
+
+_STAGE_1_2 = "DeepSpeedZeroOptimizer"
+_STAGE_3 = "DeepSpeedZeroOptimizer_Stage3"
+
+
+def read_layout(zero_optimizer: Any, model: nn.Module) -> ShardLayout:
+    """Read the layout of an initialised ZeRO optimizer and check it. All ranks call it together.
+
+    Args:
+        zero_optimizer: `engine.optimizer` of a DeepSpeed engine, before its first step.
+        model: the model that the engine was given; gives the parameters their names.
+
+    Raises:
+        ConfigError: the engine wraps the optimizer in a class that is not known.
+        TrainingError: the attributes are not there or do not say what they are known to say.
+    """
+    kind = type(zero_optimizer).__name__
+    readers = {_STAGE_1_2: _read_stage_1_2, _STAGE_3: _read_stage_3}
+    if kind not in readers:
+        raise ConfigError(
+            f"DeepSpeed wraps the optimizer in {kind}, whose layout is not known; exact LAMB needs "
+            f"{' or '.join(readers)}. Set zero_optimization.stage to 1, 2 or 3 (under bf16 at "
+            "stage 1 leave data_types.grad_accum_dtype out or set it to bf16)"
+        )
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    try:
+        layout = readers[kind](zero_optimizer, names)
+    except (AttributeError, IndexError, KeyError, TypeError) as err:
+        raise TrainingError(
+            f"{kind} of this DeepSpeed does not have the attributes that are known from 0.16.0 to "
+            f"0.19.8 ({type(err).__name__}: {err}); install a version of that range"
+        ) from err
+    layout.check()
+    return layout
+
+
+def _read_stage_1_2(zero: Any, names: dict[int, str]) -> ShardLayout:
+    found_names: list[str] = []
+    shapes: list[torch.Size] = []
+    shards: list[Shard] = []
+    group = zero.real_dp_process_group[0]
+    for index, parameters in enumerate(zero.bit16_groups):
+        if zero.real_dp_process_group[index] is not group:
+            raise TrainingError("parameter groups with process groups of their own (experts)")
+        flat = zero.bit16_groups_flat[index]
+        shard = zero.single_partition_of_fp32_groups[index]
+        spans = []
+        for parameter in parameters:
+            if parameter.data.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr():
+                raise TrainingError(f"{names[id(parameter)]} does not lie in its flat buffer")
+            start = parameter.data.storage_offset() - flat.storage_offset()
+            spans.append((len(found_names), start, parameter.numel()))
+            found_names.append(names[id(parameter)])
+            shapes.append(parameter.shape)
+        begin = torch_dist.get_rank(group) * shard.numel()
+        fragments = fragments_within(spans, begin, begin + shard.numel())
+        by_number = {number: p for (number, _, _), p in zip(spans, parameters, strict=True)}
+        for fragment in fragments:
+            whole = by_number[fragment.parameter].data.reshape(-1)
+            model_values = whole.narrow(0, fragment.parameter_start, fragment.numel)
+            _check_values(found_names[fragment.parameter], fragment.of(shard), model_values)
+        shards.append(Shard(shard, fragments))
+    return ShardLayout(tuple(found_names), tuple(shapes), tuple(shards), group)
+
+
+def _read_stage_3(zero: Any, names: dict[int, str]) -> ShardLayout:
+    found_names: list[str] = []
+    shapes: list[torch.Size] = []
+    shards: list[Shard] = []
+    group = None
+    for index, parameters in enumerate(zero.fp16_groups):
+        flat = zero.fp32_partitioned_groups_flat[index]
+        fragments, start = [], 0
+        for parameter in parameters:
+            group = parameter.ds_process_group
+            length = parameter.partition_numel()
+            begin = torch_dist.get_rank(group) * length
+            numel = max(0, min(length, parameter.ds_numel - begin))
+            if numel:
+                fragment = Fragment(len(found_names), start, begin, numel)
+                local = parameter.ds_tensor.data.reshape(-1).narrow(0, 0, numel)
+                _check_values(names[id(parameter)], fragment.of(flat), local)
+                fragments.append(fragment)
+            found_names.append(names[id(parameter)])
+            shapes.append(parameter.ds_shape)
+            start += length
+        shards.append(Shard(flat, tuple(fragments)))
+    return ShardLayout(tuple(found_names), tuple(shapes), tuple(shards), group)
+
+
+def _check_values(name: str, master: torch.Tensor, model_values: torch.Tensor) -> None:
+    """The float32 fragment must be the model's own values: else the layout is misread."""
+    if master.dtype != torch.float32:
+        raise TrainingError(f"the master weights of {name} are {master.dtype}, not float32")
+    seen = model_values.detach().to(device=master.device, dtype=torch.float32)
+    if not torch.equal(master.detach(), seen):
+        raise TrainingError(
+            f"the float32 weights of {name} are not where the layout says: this DeepSpeed lays "
+            "them out in another way"
+        )

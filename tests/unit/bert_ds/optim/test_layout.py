@@ -1,0 +1,79 @@
+"""Layouts without an engine: cutting, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_ds.errors import ConfigError, TrainingError
+from bert_ds.optim import Lamb, param_groups
+from bert_ds.optim.layout import Fragment, Shard, ShardLayout, fragments_within
+from bert_ds.optim.zero_layout import read_layout
+
+
+def test_a_parameter_that_straddles_two_ranks_is_cut_by_hand() -> None:
+    spans = [(0, 0, 5), (1, 6, 4), (2, 10, 2)]  # one element of padding before parameter 1
+    assert fragments_within(spans, 0, 8) == (Fragment(0, 0, 0, 5), Fragment(1, 6, 0, 2))
+    assert fragments_within(spans, 8, 16) == (Fragment(1, 0, 2, 2), Fragment(2, 2, 0, 2))
+    assert fragments_within(spans, 16, 24) == ()
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=8),
+    gap=st.integers(0, 2),
+    num_ranks=st.integers(1, 5),
+)
+def test_all_ranks_together_hold_every_element_once(
+    sizes: list[int], gap: int, num_ranks: int
+) -> None:
+    spans, start = [], 0
+    for number, size in enumerate(sizes):
+        spans.append((number, start, size))
+        start += size + gap
+    length = -(-start // num_ranks)
+    held: list[tuple[int, int]] = []
+    for rank in range(num_ranks):
+        for f in fragments_within(spans, rank * length, (rank + 1) * length):
+            held += [(f.parameter, f.parameter_start + i) for i in range(f.numel)]
+            assert rank * length + f.flat_start == spans[f.parameter][1] + f.parameter_start
+    assert sorted(held) == [(n, i) for n, size in enumerate(sizes) for i in range(size)]
+
+
+def test_an_engine_of_another_kind_is_refused_with_what_to_change() -> None:
+    class FutureOptimizer:
+        pass
+
+    with pytest.raises(ConfigError, match=r"FutureOptimizer, whose layout is not known"):
+        read_layout(FutureOptimizer(), torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("kind", ["DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"])
+def test_a_renamed_attribute_is_told_with_the_versions_that_have_it(kind: str) -> None:
+    renamed = type(kind, (SimpleNamespace,), {})(real_dp_process_group=[None])
+    with pytest.raises(TrainingError, match=r"known from 0\.16\.0 to 0\.19\.8 \(AttributeError"):
+        read_layout(renamed, torch.nn.Linear(2, 2))
+
+
+def test_a_bound_optimizer_refuses_tensors_that_it_does_not_know() -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = Lamb(param_groups(model, 0.01), lr=0.1)
+    flat = torch.zeros(6)
+    names = ("weight", "bias")
+    layout = ShardLayout(names, (torch.Size([2, 2]), torch.Size([2])), (Shard(flat, ()),), None)
+    optimizer.bind(layout)
+    model.weight.grad = torch.ones(2, 2)
+    with pytest.raises(ConfigError, match="not in its layout"):
+        optimizer.step()
+
+
+def test_binding_refuses_other_parameters_and_clipping_of_its_own() -> None:
+    model = torch.nn.Linear(2, 2)
+    layout = ShardLayout(("weight",), (torch.Size([2, 2]),), (Shard(torch.zeros(4), ()),), None)
+    with pytest.raises(ConfigError, match=r"differ in their parameters: \['bias'\]"):
+        Lamb(param_groups(model, 0.01), lr=0.1).bind(layout)
+    with pytest.raises(ConfigError, match="gradient_clipping"):
+        Lamb(param_groups(model, 0.01), lr=0.1, max_grad_norm=1.0).bind(layout)
