@@ -24,11 +24,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from bert_ds.errors import CheckpointError
-from bert_ds.files import sync, write_atomically
+from bert_ds.files import share, sync, write_atomically
 
 FORMAT_VERSION = 1
 _TEMPORARY = ".incomplete"
-_TENSOR_FILES = ("weights.safetensors", "optimizer.safetensors")
+_REPLACED = ".replaced"
+WEIGHTS_FILE = "weights.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
 
 
 @dataclass(frozen=True)
@@ -109,18 +111,21 @@ def save_checkpoint(
         for stale in folder.glob("*-step*" + _TEMPORARY):
             shutil.rmtree(stale)
         temporary.mkdir()
-        for name, tensors in zip(_TENSOR_FILES, (weights, optimizer), strict=True):
+        for name, tensors in ((WEIGHTS_FILE, weights), (OPTIMIZER_FILE, optimizer)):
             save_file(_on_cpu(tensors), temporary / name, metadata={"format": "pt"})
+            share(temporary / name)
         content = {"format_version": FORMAT_VERSION, **asdict(state)}
         (temporary / "state.json").write_text(json.dumps(content, indent=2) + "\n")
         (temporary / "manifest.json").write_text(json.dumps(_describe(temporary), indent=2) + "\n")
         for file in temporary.iterdir():
             sync(file)
         sync(temporary)
-        if final.exists():
-            shutil.rmtree(final)
+        replaced = folder / (state.folder_name + _REPLACED + _TEMPORARY)
+        if final.exists():  # the same step again, after going back
+            final.rename(replaced)
         temporary.rename(final)
         write_atomically(folder / "latest", state.folder_name + "\n")
+        shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as err:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
@@ -130,8 +135,12 @@ def save_checkpoint(
     return final
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
     """Read a checkpoint. Checksums are the business of `check_files`, which one rank does for all.
+
+    Args:
+        path: its folder.
+        with_optimizer: whether to read the optimizer's tensors, two thirds of the bytes.
 
     Raises:
         CheckpointError: a file cannot be read or is of another format.
@@ -147,7 +156,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
     except TypeError as err:
         raise CheckpointError(f"{path / 'state.json'}: {err}") from err
     try:
-        weights, optimizer = (load_file(path / file) for file in _TENSOR_FILES)
+        weights = load_file(path / WEIGHTS_FILE)
+        optimizer = load_file(path / OPTIMIZER_FILE) if with_optimizer else {}
     except (OSError, SafetensorError) as err:
         raise CheckpointError(f"cannot read the tensors of {path}: {err}") from err
     return Checkpoint(path, state, weights, optimizer)
@@ -159,25 +169,39 @@ def load_weights(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: names or shapes differ.
     """
+    check_weights_fit(model, checkpoint)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(checkpoint.weights[name])
+
+
+def check_weights_fit(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Compare names and shapes of a checkpoint's weights with a model's; reads no values.
+
+    Raises:
+        CheckpointError: names the first parameters that differ.
+    """
     parameters = dict(model.named_parameters())
     if parameters.keys() != checkpoint.weights.keys():
         odd = sorted(parameters.keys() ^ checkpoint.weights.keys())
         raise CheckpointError(
             f"{checkpoint.path} is of another model; it differs in {', '.join(odd[:3])}"
         )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            saved = checkpoint.weights[name]
-            if saved.shape != parameter.shape:
-                raise CheckpointError(
-                    f"{checkpoint.path}: {name} has shape {tuple(saved.shape)}, the model has "
-                    f"{tuple(parameter.shape)}"
-                )
-            parameter.copy_(saved)
+    for name, parameter in parameters.items():
+        saved = checkpoint.weights[name]
+        if saved.shape != parameter.shape:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} has shape {tuple(saved.shape)}, the model has "
+                f"{tuple(parameter.shape)}"
+            )
 
 
-def check_files(path: Path) -> None:
+def check_files(path: Path, *, with_optimizer: bool = True) -> None:
     """Compare a checkpoint's files with its manifest.
+
+    Args:
+        path: the checkpoint's folder.
+        with_optimizer: whether to check the optimizer's file, which using a model does not need.
 
     Raises:
         CheckpointError: names the first file that is missing or differs.
@@ -187,6 +211,8 @@ def check_files(path: Path) -> None:
     if not (path / "manifest.json").is_file():
         raise CheckpointError(f"{path} has no manifest.json: it is no complete checkpoint")
     for file, stated in _read_json(path / "manifest.json").items():
+        if file == OPTIMIZER_FILE and not with_optimizer:
+            continue
         if not (path / file).is_file():
             raise CheckpointError(f"{path} is incomplete: {file} is missing")
         found = _file_entry(path / file)
@@ -196,8 +222,14 @@ def check_files(path: Path) -> None:
             )
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+def newest_checkpoint(
+    folder: Path, *, with_optimizer: bool = True
+) -> tuple[Path | None, list[str]]:
     """The checkpoint to go on from: the one that `latest` names, else the newest whole one.
+
+    Args:
+        folder: holds the checkpoints.
+        with_optimizer: see `check_files`.
 
     Returns:
         Its path, or None where there is none at all; and a line for each one passed over.
@@ -210,7 +242,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     for path in _candidates(folder):
         found_any = True
         try:
-            check_files(path)
+            check_files(path, with_optimizer=with_optimizer)
         except CheckpointError as err:
             complaints.append(f"passed over {path}: {err}")
             continue
@@ -225,7 +257,7 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
 
 def remove_old_checkpoints(folder: Path, keep_last: int) -> None:
     """Remove all but the newest `keep_last` checkpoints; ends of phases stay."""
-    for path in _by_progress(folder)[keep_last:]:
+    for path in list(_candidates(folder))[keep_last:]:
         try:
             is_phase_end = bool(_read_json(path / "state.json").get("is_phase_end"))
         except CheckpointError:
@@ -237,7 +269,7 @@ def remove_old_checkpoints(folder: Path, keep_last: int) -> None:
 
 
 def _candidates(folder: Path) -> Iterator[Path]:
-    ordered = _by_progress(folder)
+    ordered = _by_age(folder)
     pointer = folder / "latest"
     if pointer.is_file():
         named = folder / pointer.read_text().strip()
@@ -247,8 +279,12 @@ def _candidates(folder: Path) -> Iterator[Path]:
     yield from ordered
 
 
-def _by_progress(folder: Path) -> list[Path]:
-    """Checkpoint folders, newest first."""
+def _by_age(folder: Path) -> list[Path]:
+    """Checkpoint folders, last written first.
+
+    Not by their step: after going back to an earlier checkpoint the ones ahead of it are older than
+    what is written next.
+    """
     if not folder.is_dir():
         return []
     found = [
@@ -256,7 +292,12 @@ def _by_progress(folder: Path) -> list[Path]:
         for path in folder.iterdir()
         if path.is_dir() and not path.name.endswith(_TEMPORARY) and "-step" in path.name
     ]
-    return sorted(found, key=lambda path: path.name, reverse=True)
+    return sorted(found, key=_written_at, reverse=True)
+
+
+def _written_at(path: Path) -> tuple[int, str]:
+    manifest = path / "manifest.json"
+    return (manifest.stat().st_mtime_ns if manifest.is_file() else 0, path.name)
 
 
 def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

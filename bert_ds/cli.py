@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_ds import __version__
-from bert_ds.errors import BertDsError, ConfigError, PeerError, StopRequested
+from bert_ds.errors import BertDsError, ConfigError, LaunchError, PeerError, StopRequested
+from bert_ds.world import World, world_from_environment
 
 _SECONDS_FOR_ANOTHER_RANK_TO_TELL = 10.0
 
@@ -26,11 +27,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     command_line = list(sys.argv[1:] if argv is None else argv)
     arguments = build_parser().parse_args(command_line)
-    _start_logging()
     try:
-        _run(arguments, command_line)
+        world = world_from_environment(os.environ)
+    except LaunchError as err:
+        print(f"bert-ds: error: {err}", file=sys.stderr)
+        return err.exit_code
+    _start_logging(world)
+    try:
+        _run(arguments, command_line, world)
     except BertDsError as err:
-        _tell(err)
+        _tell(err, world)
         return _leave(err.exit_code)
     except OSError as err:
         print(f"bert-ds: error: {err}", file=sys.stderr)
@@ -145,7 +151,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace, command_line: list[str]) -> None:
+def _run(arguments: argparse.Namespace, command_line: list[str], world: World) -> None:
     if arguments.command == "plan":  # without torch, at once
         from bert_ds.commands import plan
 
@@ -153,7 +159,7 @@ def _run(arguments: argparse.Namespace, command_line: list[str]) -> None:
     elif arguments.command == "pretrain":
         from bert_ds.commands import pretrain
 
-        pretrain.run(arguments, command_line)
+        pretrain.run(arguments, command_line, world)
     elif arguments.command == "report":
         from bert_ds.commands import report
 
@@ -161,46 +167,37 @@ def _run(arguments: argparse.Namespace, command_line: list[str]) -> None:
     else:
         from bert_ds.commands import trained
 
-        {
-            "evaluate": trained.evaluate,
-            "fill-mask": trained.fill_mask,
-            "export-hf": trained.export_hf,
-        }[arguments.command](arguments)
+        if arguments.command == "evaluate":
+            trained.evaluate(arguments, world)
+        elif arguments.command == "fill-mask":
+            trained.fill_mask(arguments)
+        else:
+            trained.export_hf(arguments)
 
 
-def _start_logging() -> None:
+def _start_logging(world: World) -> None:
     """Rank 0 tells what happens; the other ranks only what is wrong."""
-    is_main = _environment_rank() == 0
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO if is_main else logging.WARNING, format="%(message)s"
-    )
+    level = logging.INFO if world.is_main else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
 
 
-def _tell(err: BertDsError) -> None:
+def _tell(err: BertDsError, world: World) -> None:
     """Print an error: once where every rank meets it, with the rank where only one does.
 
     Launchers end all ranks as soon as one has ended, so a rank that leaves the telling to another
     one waits for it; when nobody ends it meanwhile, it was alone and tells by itself.
     """
-    rank, local_rank = _environment_rank(), int(os.environ.get("LOCAL_RANK", "0") or 0)
     if isinstance(err, StopRequested):
-        if rank == 0:
+        if world.is_main:
             print(f"bert-ds: {err}", file=sys.stderr)
         return
     is_told_by_another = isinstance(err, PeerError) or (
-        isinstance(err, ConfigError) and local_rank > 0
+        isinstance(err, ConfigError) and world.local_rank > 0
     )
     if is_told_by_another:
         time.sleep(_SECONDS_FOR_ANOTHER_RANK_TO_TELL)
-    where = f" (rank {rank})" if rank else ""
+    where = f" (rank {world.rank})" if world.rank else ""
     print(f"bert-ds: error{where}: {err}", file=sys.stderr, flush=True)
-
-
-def _environment_rank() -> int:
-    for key in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"):
-        if os.environ.get(key, "").isdigit():
-            return int(os.environ[key])
-    return 0
 
 
 def _leave(exit_code: int) -> int:

@@ -1,87 +1,23 @@
 """Ranks and the few collectives that the training loop needs, whatever launcher started them.
 
-DeepSpeed's gradient reduction is DeepSpeed's. Here: who am I, how do we meet, sums over small
-tensors, a barrier, and leaving in order. gloo serves CPUs, NCCL serves GPUs.
+DeepSpeed's gradient reduction is DeepSpeed's. Here: how do we meet, sums over small tensors, a
+barrier, and leaving in order. Who am I is in `world`. gloo serves CPUs, NCCL serves GPUs.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as torch_dist
 
 from bert_ds.errors import BertDsError, LaunchError, PeerError
+from bert_ds.world import World
 
 T = TypeVar("T")
-
-_LAUNCHERS = (
-    # name, rank, world size, local rank, local world size
-    ("torch", "RANK", "WORLD_SIZE", "LOCAL_RANK", ("LOCAL_WORLD_SIZE", "LOCAL_SIZE")),
-    (
-        "openmpi",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
-    ),
-    ("mpich", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",)),
-    # SLURM_PROCID is also set in a batch script itself, where SLURM_STEP_ID is not.
-    ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ()),
-)
-
-
-@dataclass(frozen=True)
-class World:
-    """This process among all processes of the run.
-
-    Attributes:
-        rank: 0 to world_size - 1.
-        world_size: processes of the run.
-        local_rank: rank among the processes of this host; the GPU that is used.
-        local_world_size: processes on this host.
-        launcher: what set these: torch (also deepspeed's), openmpi, mpich, slurm or none.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    launcher: str
-
-    @property
-    def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and talks."""
-        return self.rank == 0
-
-
-def world_from_environment(environment: Mapping[str, str]) -> World:
-    """Read rank and world size from what the launcher set; without a launcher, one process.
-
-    Raises:
-        LaunchError: the variables are there in part or are not numbers.
-    """
-    for launcher, rank_key, size_key, local_key, local_size_keys in _LAUNCHERS:
-        if rank_key not in environment or size_key not in environment:
-            continue
-        rank = _number(environment, rank_key)
-        world_size = _number(environment, size_key)
-        local_rank = _number(environment, local_key) if local_key in environment else rank
-        if launcher != "torch" and local_key not in environment and world_size > 1:
-            raise LaunchError(f"{rank_key} is set by the launcher but {local_key} is not")
-        local_sizes = [_number(environment, key) for key in local_size_keys if key in environment]
-        if not 0 <= rank < world_size:
-            raise LaunchError(
-                f"{rank_key} ({rank}) must be at least 0 and below {size_key} ({world_size})"
-            )
-        return World(
-            rank, world_size, local_rank, local_sizes[0] if local_sizes else world_size, launcher
-        )
-    return World(0, 1, 0, 1, "none")
 
 
 def init_process_group(world: World, device: torch.device, timeout_s: float = 1800.0) -> None:
@@ -193,10 +129,3 @@ class Communicator:
         torch_dist.broadcast_object_list(values, src=0, group=self._cpu_group)
         assert values[0] is not None, "rank 0 must give the text"
         return values[0]
-
-
-def _number(environment: Mapping[str, str], key: str) -> int:
-    try:
-        return int(environment[key])
-    except ValueError as err:
-        raise LaunchError(f"{key} must be a number, it is '{environment[key]}'") from err

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from bert_ds.batch import PretrainingBatch
-from bert_ds.dist import World
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.optim.lamb import Lamb
 from bert_ds.optim.zero_layout import read_layout
+from bert_ds.world import World
 
 _SCALER_KEYS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 

@@ -34,7 +34,7 @@ class TrainingError(BertDsError):
 
 
 class PeerError(BertDsError):
-    """Another rank has failed and has told the user why; this one ends quietly."""
+    """Another rank has failed and tells the user why; this one leaves the telling to it."""
 
     def __init__(self, failed_rank: int) -> None:
         super().__init__(f"rank {failed_rank} has failed")

@@ -17,6 +17,13 @@ def write_atomically(path: Path, text: str) -> None:
     sync(path.parent)
 
 
+def share(path: Path) -> None:
+    """Give a file the permissions that the umask grants, where a library has made it private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
+
+
 def sync(path: Path) -> None:
     """Make a file's content, or the renames within a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -24,7 +24,7 @@ class PhasePlan:
         total_steps: updates.
         sequences: rows consumed in the phase.
         tokens_at_most: tokens of full rows; shorter rows have fewer.
-        flops_at_most: inting-point operations of full rows, forward and backward.
+        flops_at_most: floating-point operations of full rows, forward and backward.
     """
 
     name: str

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from tokenizers import BertWordPieceTokenizer
 
-from bert_ds.checkpoint import load_checkpoint, load_weights, newest_checkpoint
+from bert_ds.checkpoint import Checkpoint, load_checkpoint, load_weights, newest_checkpoint
 from bert_ds.errors import CheckpointError, DataError
 from bert_ds.model import BertForPreTraining
 from bert_ds.train.run_folder import RunFolder, open_run
@@ -21,13 +21,13 @@ class TrainedModel:
     Attributes:
         model: on the CPU, in evaluation mode.
         folder: the run.
-        checkpoint: folder that the weights came from.
+        checkpoint: what the weights came from; without the optimizer's tensors.
         lowercase, strip_accents: how text is normalised before it is cut into pieces.
     """
 
     model: BertForPreTraining
     folder: RunFolder
-    checkpoint: Path
+    checkpoint: Checkpoint
     lowercase: bool
     strip_accents: bool
 
@@ -53,14 +53,15 @@ def load_trained(path: Path) -> TrainedModel:
         CheckpointError: no run there, or it has no checkpoint yet.
     """
     folder, config = open_run(path)
-    found, _ = newest_checkpoint(folder.checkpoints)
+    found, _ = newest_checkpoint(folder.checkpoints, with_optimizer=False)
     if found is None:
         raise CheckpointError(f"{path} has no checkpoint yet; let the run come to its first one")
     model = BertForPreTraining(config.model)
-    load_weights(model, load_checkpoint(found))
+    checkpoint = load_checkpoint(found, with_optimizer=False)
+    load_weights(model, checkpoint)
     settings = folder.read_vocabulary_settings()
     return TrainedModel(
-        model.eval(), folder, found, settings["lowercase"], settings["strip_accents"]
+        model.eval(), folder, checkpoint, settings["lowercase"], settings["strip_accents"]
     )
 
 

@@ -41,6 +41,8 @@ def find_inputs(given: Sequence[str], apart: Sequence[Path] = ()) -> list[str]:
             ours lies among the inputs.
         InputError: a folder holds no file of a known suffix.
     """
+    if "" in given:
+        raise UsageError("--input: an empty name; give files or folders.")
     _refuse_ours(given, apart)
     found: list[str] = []
     for path in given:
@@ -78,7 +80,7 @@ def _refuse_ours(given: Sequence[str], apart: Sequence[Path]) -> None:
     """UsageError where one of our files would be read as text, now or in the next run."""
     for ours in apart:
         for path in given:
-            resolved = Path(path).resolve()
+            resolved = Path(os.path.realpath(path))  # a loop of links is left to be told later
             if resolved == ours.resolve() or resolved in ours.resolve().parents:
                 raise UsageError(
                     f"--input {path}: {ours} is the same or lies in it and would be read as text; "

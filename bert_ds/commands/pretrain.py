@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -12,47 +11,47 @@ from typing import Any
 
 import torch
 
-from bert_ds.config.deepspeed import check_run, check_run_is_trainable
+from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
-from bert_ds.dist import Communicator, World, init_process_group, shutdown, world_from_environment
-from bert_ds.errors import StopRequested
-from bert_ds.plan import num_parameters
+from bert_ds.dist import Communicator, init_process_group, shutdown
+from bert_ds.errors import StopRequested, TrainingError
+from bert_ds.plan import num_parameters, plan_as_text
 from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
 from bert_ds.train.run_folder import RunFolder, setting_differences
-from bert_ds.train.stop import StopFlag
+from bert_ds.train.stop import StopFlag, launcher_processes
+from bert_ds.world import World
 
 log = logging.getLogger(__name__)
 
 
-def run(arguments: argparse.Namespace, command_line: list[str]) -> None:
+def run(arguments: argparse.Namespace, command_line: list[str], world: World) -> None:
     """Train the recipe's phases from where the run stands."""
-    world = world_from_environment(os.environ)
     config = load_run_config(arguments.recipe, arguments.set)
     check_run(config)
-    setup.check_optimizers(config)
-    batches = setup.check_batches(config, world.world_size)
-    check_run_is_trainable(config)
+    plan = plan_as_text(config, world.world_size)
     if arguments.dry_run:
         setup.open_phase_data(config, arguments.data)
         if world.is_main:
-            for phase, batch in zip(config.phases, batches, strict=True):
-                print(f"{phase.name}: {phase.total_steps} updates, {batch}")
+            print(plan)
             print("settings, batches and datasets fit; nothing was started (--dry-run)")
         return
     if _is_complete(arguments.output_dir, config, arguments.resume):
         if world.is_main:
             print(f"{arguments.output_dir} is complete, nothing to do")
         return
-    with StopFlag() as stop:
-        prepared = _prepare(arguments, config, world, stop, command_line)
-        try:
-            run_pretraining(prepared, arguments.resume)
-        except StopRequested:  # raised on all ranks together
-            shutdown()
-            raise
+    prepared = _prepare(arguments, config, world, command_line)
+    try:
+        run_pretraining(prepared, arguments.resume)
+    except StopRequested:  # raised on all ranks together
         shutdown()
+        raise
+    except TrainingError:
+        if world.is_main:
+            prepared.folder.update_summary(status="failed")
+        raise
+    shutdown()
     if world.is_main:
         print(f"{arguments.output_dir} is complete")
 
@@ -61,7 +60,6 @@ def _prepare(
     arguments: argparse.Namespace,
     config: RunConfig,
     world: World,
-    stop: StopFlag,
     command_line: list[str],
 ) -> Run:
     """Bring the ranks together, claim the run folder, open the datasets."""
@@ -78,9 +76,9 @@ def _prepare(
     comm.together(claim)
     data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
     if world.is_main:
-        folder.write_config(config, _origin(command_line))
         _announce(config, world, device)
-    return Run(config, world, comm, device, folder, data, stop)
+    stop = StopFlag(launcher_processes() if world.launcher == "torch" else ())
+    return Run(config, world, comm, device, folder, data, stop, _origin(command_line))
 
 
 def _announce(config: RunConfig, world: World, device: torch.device) -> None:

@@ -9,5 +9,7 @@ from bert_ds.report import summary_table, write_report
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the page and print the table."""
-    write_report(arguments.run, arguments.output)
+    page = write_report(arguments.run, arguments.output)
     print(summary_table(arguments.run))
+    if arguments.output is not None:
+        print(f"page            {page}")

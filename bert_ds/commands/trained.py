@@ -4,33 +4,49 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+from pathlib import Path
 
-from bert_ds.dist import Communicator, init_process_group, shutdown, world_from_environment
-from bert_ds.errors import ConfigError
-from bert_ds.model.hf import export_pretraining
+from bert_ds.config.recipe import RunConfig
+from bert_ds.dist import Communicator, init_process_group, shutdown
+from bert_ds.errors import ConfigError, DataError
+from bert_ds.model.hf import EXPORTED_FILES, export_pretraining
 from bert_ds.train import setup
-from bert_ds.train.pretrain import Run, evaluate_held_out
+from bert_ds.train.pretrain import evaluate_held_out
 from bert_ds.train.run_folder import open_run
-from bert_ds.train.stop import StopFlag
 from bert_ds.trained import fill_mask as guess_masks
 from bert_ds.trained import load_trained
+from bert_ds.world import World
 
 
-def evaluate(arguments: argparse.Namespace) -> None:
+def evaluate(arguments: argparse.Namespace, world: World) -> None:
     """Print the held-out result as JSON; ranks share the work."""
-    _, config = open_run(arguments.run)
-    trained = load_trained(arguments.run)
-    world = world_from_environment(os.environ)
+    trained, (_, config) = load_trained(arguments.run), open_run(arguments.run)
     device = setup.select_device(world)
     init_process_group(world, device)
     comm = Communicator(world, device)
-    data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
-    run = Run(config, world, comm, device, trained.folder, data, StopFlag())
-    result = evaluate_held_out(run, trained.model.to(device))
+    data = comm.together(
+        lambda: _open_held_out(config, arguments.data, trained.checkpoint.state.vocabulary_sha256)
+    )
+    result = evaluate_held_out(config, data, trained.model.to(device), comm)
     if world.is_main:
         print(json.dumps(result.as_dict(), indent=2))
     shutdown()
+
+
+def _open_held_out(config: RunConfig, data: Path, vocabulary_sha256: str) -> setup.PhaseData:
+    """The last phase's dataset, which must be made with the vocabulary that the model knows."""
+    opened = setup.open_phase_data(config, data, config.phases[-1:])[0]
+    if opened.manifest.vocabulary.sha256 != vocabulary_sha256:
+        raise DataError(
+            f"{opened.folder} is made with vocabulary {opened.manifest.vocabulary.sha256[:12]}, "
+            f"the run was trained with {vocabulary_sha256[:12]}; give the data of the run's "
+            "vocabulary"
+        )
+    if not opened.manifest.totals("valid").rows:
+        raise DataError(
+            f"{opened.folder} has no held-out rows; prepare it with --valid-fraction above 0"
+        )
+    return opened
 
 
 def fill_mask(arguments: argparse.Namespace) -> None:
@@ -46,10 +62,11 @@ def fill_mask(arguments: argparse.Namespace) -> None:
 def export_hf(arguments: argparse.Namespace) -> None:
     """Write the Hugging Face folder and note it in the run's summary."""
     trained = load_trained(arguments.run)
-    origin = {"export": str(arguments.output_dir), "exported_checkpoint": trained.checkpoint.name}
-    summary = trained.folder.read_summary()
-    if arguments.output_dir.is_dir() and origin.items() <= summary.items():
-        print(f"{arguments.output_dir} is up to date with {trained.checkpoint.name}")
+    name = trained.checkpoint.path.name
+    origin = {"export": str(arguments.output_dir), "exported_checkpoint": name}
+    is_whole = all((arguments.output_dir / file).is_file() for file in EXPORTED_FILES)
+    if is_whole and origin.items() <= trained.folder.read_summary().items():
+        print(f"{arguments.output_dir} is up to date with {name}")
         return
     export_pretraining(
         trained.model,
@@ -59,4 +76,4 @@ def export_hf(arguments: argparse.Namespace) -> None:
         output_dir=arguments.output_dir,
     )
     trained.folder.update_summary(**origin)
-    print(f"exported {trained.checkpoint.name} to {arguments.output_dir}")
+    print(f"exported {name} to {arguments.output_dir}")

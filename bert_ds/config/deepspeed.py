@@ -7,10 +7,12 @@ wrongly. Both are errors here, before any process group starts.
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, Literal
 
 from bert_ds.config.batch import BatchPlan
 from bert_ds.config.loading import nearest_known
+from bert_ds.config.optimizer import lamb_config
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.errors import ConfigError
 
@@ -73,7 +75,8 @@ def check_phase(phase: PhaseConfig) -> None:
     """Check one phase's DeepSpeed JSON without a GPU and without DeepSpeed.
 
     Raises:
-        ConfigError: a key is unknown or refused, or a needed one is missing.
+        ConfigError: a key is unknown or refused, a needed one is missing, a value is out of range,
+            or the combination of stage and precision would train wrongly.
     """
     deepspeed, name = phase.deepspeed, phase.name
     for key in deepspeed:
@@ -82,47 +85,38 @@ def check_phase(phase: PhaseConfig) -> None:
         if key not in KNOWN_KEYS:
             hint = nearest_known(key, KNOWN_KEYS)
             raise ConfigError(f"{name}: unknown DeepSpeed key '{key}'; {hint}")
+    for key in _SECTIONS:
+        if key in deepspeed and not isinstance(deepspeed[key], dict):
+            raise ConfigError(
+                f"{name}: DeepSpeed's '{key}' must be an object, it is {deepspeed[key]!r}; "
+                f"for a switch write {key}.enabled=true"
+            )
     clipping = deepspeed.get("gradient_clipping")
-    if not isinstance(clipping, (int, float)) or isinstance(clipping, bool) or clipping < 0:
+    if (
+        not isinstance(clipping, (int, float))
+        or isinstance(clipping, bool)
+        or not 0 <= clipping < math.inf
+    ):
         raise ConfigError(
             f"{name}: gradient_clipping must be set in the DeepSpeed JSON (it is {clipping!r}): "
             "1.0 as published, 0 for none. DeepSpeed clips at 1.0 where it is left out"
         )
-    if not isinstance(deepspeed.get("optimizer"), dict):
+    if "optimizer" not in deepspeed:
         raise ConfigError(
             f'{name}: the DeepSpeed JSON needs an optimizer, such as {{"type": "Lamb", '
             '"params": {"lr": 6e-3}}'
         )
-    zero_stage_of(deepspeed, name)
-    precision_of(deepspeed, name)
-
-
-def check_trainable(phase: PhaseConfig) -> None:
-    """Refuse the combinations of ZeRO stage and precision that DeepSpeed trains wrongly.
-
-    Raises:
-        ConfigError: with the reason and what to set instead.
-    """
-    stage = zero_stage_of(phase.deepspeed, phase.name)
-    precision = precision_of(phase.deepspeed, phase.name)
-    if stage == 0 and precision != "fp32":
-        raise ConfigError(
-            f"{phase.name}: {precision} at ZeRO stage 0 trains wrongly under DeepSpeed (0.19.8: "
-            "fp16 never scales the loss, and both step the optimizer on zero gradients at start). "
-            "Set deepspeed.zero_optimization.stage=1, also on one GPU"
-        )
+    try:
+        lamb_config(deepspeed["optimizer"])
+    except ConfigError as err:
+        raise ConfigError(f"{name}: {err}") from err
+    _check_precision_and_stage(phase)
 
 
 def check_run(config: RunConfig) -> None:
     """`check_phase` for every phase of a run."""
     for phase in config.phases:
         check_phase(phase)
-
-
-def check_run_is_trainable(config: RunConfig) -> None:
-    """`check_trainable` for every phase of a run."""
-    for phase in config.phases:
-        check_trainable(phase)
 
 
 def deepspeed_config(phase: PhaseConfig, batch: BatchPlan) -> dict[str, Any]:
@@ -145,4 +139,17 @@ def deepspeed_config(phase: PhaseConfig, batch: BatchPlan) -> dict[str, Any]:
     return resolved
 
 
+def _check_precision_and_stage(phase: PhaseConfig) -> None:
+    """Refuse the combinations of ZeRO stage and precision that DeepSpeed trains wrongly."""
+    stage = zero_stage_of(phase.deepspeed, phase.name)
+    precision = precision_of(phase.deepspeed, phase.name)
+    if stage == 0 and precision != "fp32":
+        raise ConfigError(
+            f"{phase.name}: {precision} at ZeRO stage 0 trains wrongly under DeepSpeed (0.19.8: "
+            "fp16 never scales the loss, and both step the optimizer on zero gradients at start). "
+            "Set deepspeed.zero_optimization.stage=1, also on one GPU"
+        )
+
+
+_SECTIONS = ("bf16", "fp16", "optimizer", "zero_optimization")
 _HALF_PRECISIONS: tuple[Precision, ...] = ("fp16", "bf16")

@@ -114,7 +114,7 @@ def _set_in(tree: dict[str, Any], keys: Sequence[str], value: Any, override: str
     for depth, key in enumerate(keys):
         is_last = depth == len(keys) - 1
         if isinstance(node, list):
-            if not key.isdigit() or int(key) >= len(node):
+            if not (key.isascii() and key.isdigit()) or int(key) >= len(node):
                 raise ConfigError(
                     f"--set {override}: '{key}' must be an index from 0 to {len(node) - 1} of "
                     f"{'.'.join(keys[:depth])}"

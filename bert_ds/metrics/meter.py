@@ -100,8 +100,9 @@ class Meter:
                 raise TrainingError(
                     f"the loss of {self._phase} is {row['loss']} at update {row['global_step']} "
                     f"(learning rate {row['learning_rate']:.3g}, gradient norm "
-                    f"{row['grad_norm']}); the last checkpoint is from before it. Lower "
-                    "optimizer.params.lr or lengthen the warm-up"
+                    f"{row['grad_norm']}). Start a run in another --output-dir with a lower "
+                    "optimizer.params.lr or a longer warm-up; --resume PATH lets it begin from an "
+                    "earlier checkpoint of this one"
                 )
 
 

@@ -33,12 +33,21 @@ class JsonLinesSink:
     def write(self, rows: Sequence[MetricsRow]) -> None:
         """Append one line a row."""
         with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            file.writelines(to_json_line(row) for row in rows)
             file.flush()
             os.fsync(file.fileno())
 
     def close(self) -> None:
         """Nothing is pending: every write has been written through."""
+
+
+def to_json_line(row: MetricsRow) -> str:
+    """One line of the file; a value that is not finite has no JSON and becomes null."""
+    finite = {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in row.items()
+    }
+    return json.dumps(finite, allow_nan=False) + "\n"
 
 
 def keep_rows(path: Path, is_kept: Callable[[MetricsRow], bool]) -> None:

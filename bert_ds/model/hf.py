@@ -25,7 +25,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError, DataError
-from bert_ds.files import sync
+from bert_ds.files import share, sync
 from bert_ds.model.pretraining import BertForPreTraining
 
 EXPORTED_FILES = (
@@ -44,7 +44,6 @@ _SPECIAL_TOKENS = {
     "cls_token": "[CLS]",
     "mask_token": "[MASK]",
 }
-_PAD_TOKEN_ID = 0
 
 _VOCAB_ROUNDING = 64
 """The embedding may have rows without a piece up to the next multiple of this."""
@@ -102,7 +101,7 @@ def export_pretraining(
 
     Args:
         model: Whole (not partitioned) weights; they are written in their own dtype.
-        vocabulary_file: WordPiece vocabulary, UTF-8, one piece a line, [PAD] first.
+        vocabulary_file: WordPiece vocabulary, UTF-8, one piece a line.
         lowercase: Whether the model was trained on lowercased text.
         strip_accents: Whether accents were stripped; None for as `lowercase` says, which is what
             BERT does.
@@ -118,7 +117,8 @@ def export_pretraining(
     with _folder_written_at_once(output_dir) as folder:
         _write_weights(model, folder / "model.safetensors")
         dtype = str(model.bert.embeddings.word_embeddings.weight.dtype).removeprefix("torch.")
-        _write_json(folder / "config.json", _hf_config(model.config, dtype))
+        pad_token_id = vocabulary[_SPECIAL_TOKENS["pad_token"]]
+        _write_json(folder / "config.json", _hf_config(model.config, dtype, pad_token_id))
         shutil.copyfile(vocabulary_file, folder / "vocab.txt")
         max_length = model.config.max_position_embeddings
         _write_tokenizer(folder, vocabulary, lowercase, strip_accents, max_length)
@@ -163,7 +163,7 @@ def import_pretraining(folder: Path) -> ImportedModel:
     return ImportedModel(config=config, weights=weights, missing=missing, ignored=ignored)
 
 
-def _hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
+def _hf_config(config: ModelConfig, dtype: str, pad_token_id: int) -> dict[str, Any]:
     """The fields of `BertConfig`; ours have the same names."""
     return {
         "architectures": ["BertForPreTraining"],
@@ -172,7 +172,7 @@ def _hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
         "hidden_act": _HF_ACTIVATIONS[config.hidden_act],
         "position_embedding_type": "absolute",
         "classifier_dropout": None,
-        "pad_token_id": _PAD_TOKEN_ID,
+        "pad_token_id": pad_token_id,
         "tie_word_embeddings": True,
         "use_cache": True,
         "dtype": dtype,
@@ -184,6 +184,7 @@ def _write_weights(model: BertForPreTraining, path: Path) -> None:
         name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()
     }
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    share(path)
 
 
 def _write_tokenizer(
@@ -210,7 +211,7 @@ def _write_tokenizer(
 
 
 def _read_vocabulary(vocabulary_file: Path, vocab_size: int) -> dict[str, int]:
-    """Piece to id, checked against the contract (piece 0 is padding) and the model's rows."""
+    """Piece to id, checked against the model's rows."""
     try:
         text = vocabulary_file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as err:
@@ -224,8 +225,6 @@ def _read_vocabulary(vocabulary_file: Path, vocab_size: int) -> dict[str, int]:
     absent = [token for token in _SPECIAL_TOKENS.values() if token not in vocabulary]
     if absent:
         raise DataError(f"{vocabulary_file} lacks the special pieces {', '.join(absent)}.")
-    if vocabulary[_SPECIAL_TOKENS["pad_token"]] != _PAD_TOKEN_ID:
-        raise DataError(f"[PAD] must be the first piece of {vocabulary_file}: padding is piece 0.")
     if not len(pieces) <= vocab_size < len(pieces) + _VOCAB_ROUNDING:
         raise DataError(
             f"{vocabulary_file} has {len(pieces)} pieces and the model {vocab_size} rows; there "

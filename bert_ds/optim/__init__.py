@@ -1,6 +1,8 @@
 """LAMB with exact trust ratios, its parameter groups, and the learning-rate schedules."""
 
-from bert_ds.optim.build import LambConfig, build_lamb, lamb_config
+from bert_ds.config.optimizer import LambConfig, lamb_config
+from bert_ds.config.schedule import ScheduleConfig
+from bert_ds.optim.build import build_lamb
 from bert_ds.optim.lamb import Lamb
 from bert_ds.optim.param_groups import param_groups
 from bert_ds.optim.schedule import learning_rate_at
@@ -8,6 +10,7 @@ from bert_ds.optim.schedule import learning_rate_at
 __all__ = [
     "Lamb",
     "LambConfig",
+    "ScheduleConfig",
     "build_lamb",
     "lamb_config",
     "learning_rate_at",

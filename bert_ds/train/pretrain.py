@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from bert_ds.checkpoint import (
     Checkpoint,
     CheckpointState,
     check_files,
+    check_weights_fit,
     load_checkpoint,
     load_weights,
     newest_checkpoint,
@@ -27,7 +29,7 @@ from bert_ds.checkpoint import (
 from bert_ds.config.recipe import RunConfig
 from bert_ds.data.reader import BlockReader
 from bert_ds.data.stream import Prefetcher
-from bert_ds.dist import Communicator, World
+from bert_ds.dist import Communicator
 from bert_ds.errors import CheckpointError, StopRequested
 from bert_ds.metrics.meter import Meter, MetricsRow, Sink
 from bert_ds.metrics.sinks import (
@@ -47,13 +49,17 @@ from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.state import TrainState
 from bert_ds.train.stop import StopFlag
 from bert_ds.train.summary import phase_entries
+from bert_ds.world import World
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Run:
-    """What all phases of a run share."""
+    """What all phases of a run share.
+
+    `origin` says how the run was started; it is kept beside the settings.
+    """
 
     config: RunConfig
     world: World
@@ -62,6 +68,7 @@ class Run:
     folder: RunFolder
     data: list[setup.PhaseData]
     stop: StopFlag
+    origin: dict[str, Any]
 
     @property
     def is_main(self) -> bool:
@@ -80,7 +87,11 @@ def run_pretraining(run: Run, resume: str) -> None:
         StopRequested: a signal ended training at an update boundary; its state is saved.
     """
     checkpoint = _find_checkpoint(run, resume)
-    if run.is_main:
+    last = run.data[-1]
+    if run.is_main and not last.manifest.totals("valid").rows:
+        log.warning("%s has no held-out rows: there will be no held-out result", last.folder)
+    if run.is_main:  # from here on the folder is written: all that can be refused has been
+        run.folder.write_config(run.config, run.origin)
         data = run.data[0]
         run.folder.keep_vocabulary(data.vocabulary, asdict(data.manifest.vocabulary))
         _write_summary_head(run, "running")
@@ -88,31 +99,37 @@ def run_pretraining(run: Run, resume: str) -> None:
     first = 0
     if checkpoint is not None:
         first = checkpoint.state.phase_index + int(checkpoint.state.is_phase_end)
-    for phase_index in range(first, len(run.config.phases)):
-        _run_phase(run, phase_index, checkpoint)
-        checkpoint = load_checkpoint(_newest(run))
-    result = evaluate_held_out(run, _model_of(run, checkpoint))
+    with run.stop:
+        for phase_index in range(first, len(run.config.phases)):
+            _run_phase(run, phase_index, checkpoint)
+            checkpoint = load_checkpoint(_newest(run))
+    # A signal from here on ends the process at once: all that training made is saved.
+    result = None
+    if run.data[-1].manifest.totals("valid").rows:
+        model = _model_of(run, checkpoint)
+        result = evaluate_held_out(run.config, run.data[-1], model, run.comm).as_dict()
     if run.is_main:
         phases = phase_entries(run.config, run.folder.metrics)
-        run.folder.update_summary(phases=phases, held_out=result.as_dict(), status="complete")
+        run.folder.update_summary(phases=phases, held_out=result, status="complete")
 
 
-def evaluate_held_out(run: Run, model: BertForPreTraining) -> HeldOutResult:
-    """Evaluate on the held-out rows of the last phase's dataset, on all ranks together."""
-    data = run.data[-1]
+def evaluate_held_out(
+    config: RunConfig, data: setup.PhaseData, model: BertForPreTraining, comm: Communicator
+) -> HeldOutResult:
+    """Evaluate on the held-out rows of a dataset, on all ranks together."""
     reader = BlockReader(data.folder, data.manifest, "valid")
-    if run.is_main:
+    if comm.world.is_main:
         log.info("evaluating on held-out rows of %s", data.folder)
     result = evaluate(
         model,
         reader,
         data.manifest,
-        micro_batch_size=run.config.evaluation.micro_batch_size,
-        max_sequences=run.config.evaluation.max_sequences,
-        rank=run.world.rank,
-        world_size=run.world.world_size,
-        device=run.device,
-        sum_over_ranks=run.comm.sum_tensor,
+        micro_batch_size=config.evaluation.micro_batch_size,
+        max_sequences=config.evaluation.max_sequences,
+        rank=comm.world.rank,
+        world_size=comm.world.world_size,
+        device=comm.device,
+        sum_over_ranks=comm.sum_tensor,
     )
     reader.close()
     return result
@@ -167,7 +184,7 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
         _write_stop(run, phase.name, state)
         raise StopRequested(
             f"stopped on request in {phase.name} after update {state.global_step}; the state is "
-            "saved, the same command goes on from there"
+            "saved, the same command (with --resume auto, the default) goes on from there"
         )
     if run.is_main:
         rate = (state.samples_seen - started_samples) / max(seconds, 1e-9)
@@ -282,6 +299,8 @@ def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path} was written in phase {state.phase} (number {state.phase_index}), "
             f"the recipe's phases are {', '.join(names)}"
         )
+    with torch.device("meta"):  # names and shapes, no memory
+        check_weights_fit(BertForPreTraining(run.config.model), checkpoint)
     manifest = run.data[state.phase_index].manifest
     for what, saved, present in (
         ("vocabulary", state.vocabulary_sha256, manifest.vocabulary.sha256),

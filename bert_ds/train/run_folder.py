@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,6 +20,8 @@ from bert_ds.config.loading import validate_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import CheckpointError
 from bert_ds.files import write_atomically
+
+log = logging.getLogger(__name__)
 
 # What may differ between two starts of one run: it changes speed, memory or reports alone.
 _FREE_KEYS = {"checkpoint", "evaluation", "logging"}
@@ -79,6 +82,8 @@ class RunFolder:
                 f"another run is writing to {self.path}; wait until it has ended or choose another "
                 "--output-dir"
             ) from err
+        except OSError as err:  # some shared file systems have no locks
+            log.warning("%s: no lock (%s); start no second run on it", self.path, err.strerror)
 
     def release(self) -> None:
         """Let another process have the folder."""

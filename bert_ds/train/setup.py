@@ -19,11 +19,11 @@ from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.data.order import RowOrder
 from bert_ds.data.reader import BlockReader, open_dataset
 from bert_ds.data.stream import TrainStream
-from bert_ds.dist import World
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.optim import build_lamb, lamb_config, param_groups
+from bert_ds.world import World
 from data_prep.manifest import VOCABULARY_NAME, Manifest
 
 
@@ -74,15 +74,22 @@ def select_device(world: World) -> torch.device:
     return torch.device("cpu")
 
 
-def open_phase_data(config: RunConfig, data: Path) -> list[PhaseData]:
+def open_phase_data(
+    config: RunConfig, data: Path, phases: Sequence[PhaseConfig] | None = None
+) -> list[PhaseData]:
     """Open the dataset of every phase and check it against the settings, before any training.
+
+    Args:
+        config: settings of the run.
+        data: holds a dataset folder a sequence length.
+        phases: the phases to open for, where it is not all of them.
 
     Raises:
         DataError: a dataset is missing or broken, or does not fit the model, the phase or the
             other phases.
     """
     opened = []
-    for phase in config.phases:
+    for phase in config.phases if phases is None else phases:
         folder = data / f"seq{phase.sequence_length}"
         manifest = open_dataset(folder)
         _check_fits(config, phase, folder, manifest)
@@ -122,28 +129,6 @@ def build_phase(
     order = RowOrder(reader.block_counts, seed=config.seed)
     stream = TrainStream(reader, order, batch, world.rank)
     return PhaseSetup(engine, stream, reader, batch, lamb.lr)
-
-
-def check_batches(config: RunConfig, world_size: int) -> list[BatchPlan]:
-    """Batch arithmetic of all phases for a world size.
-
-    Raises:
-        ConfigError: the sizes of a phase do not divide.
-    """
-    return [plan_batch(phase.deepspeed, world_size, phase.name) for phase in config.phases]
-
-
-def check_optimizers(config: RunConfig) -> None:
-    """Check every phase's optimizer section.
-
-    Raises:
-        ConfigError: names the phase and the key.
-    """
-    for phase in config.phases:
-        try:
-            lamb_config(phase.deepspeed["optimizer"])
-        except ConfigError as err:
-            raise ConfigError(f"{phase.name}: {err}") from err
 
 
 def package_versions() -> dict[str, str]:

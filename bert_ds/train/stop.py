@@ -3,28 +3,40 @@
 A signal sets a flag on the rank that got it; the loop asks for the flag of any rank with the counts
 that it sums before every update, so that all ranks stop at the same one. A second Ctrl-C ends at
 once. (Launchers send SIGTERM after the terminal's SIGINT: that is no second Ctrl-C.)
+
+The deepspeed command dies of a SIGTERM or SIGUSR1 that is sent to it alone, and leaves its ranks
+running. So a launched rank whose launcher is gone takes that as the request.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_DEEPSPEED_NODE_LAUNCHER = "deepspeed.launcher.launch"
 
 
 class StopFlag:
     """Remembers that a stop was asked for; a context manager that holds the signal handlers."""
 
-    def __init__(self) -> None:
+    def __init__(self, watched: Sequence[tuple[int, int]] = ()) -> None:
+        """Args: (process, its parent) that must stay so, as `launcher_processes` gives them."""
         self.signal_name: str | None = None
+        self._watched = tuple(watched)
         self._num_interrupts = 0
         self._former: dict[signal.Signals, Any] = {}
 
     @property
     def is_set(self) -> bool:
         """Whether this rank was asked to stop."""
+        if self.signal_name is None:
+            is_orphan = any(parent_of(process) != parent for process, parent in self._watched)
+            self.signal_name = "loss of its launcher" if is_orphan else None
         return self.signal_name is not None
 
     def __enter__(self) -> StopFlag:
@@ -41,3 +53,27 @@ class StopFlag:
             self._num_interrupts += 1
             if self._num_interrupts > 1:
                 raise KeyboardInterrupt
+
+
+def launcher_processes() -> list[tuple[int, int]]:
+    """This process and, under deepspeed, its node launcher, each with its present parent.
+
+    torchrun is the parent of its ranks. deepspeed starts a node launcher, which starts the ranks:
+    of the two the user knows the first, so the node launcher's parent is watched too.
+    """
+    found = [(os.getpid(), os.getppid())]
+    command = Path(f"/proc/{os.getppid()}/cmdline")
+    if command.is_file() and _DEEPSPEED_NODE_LAUNCHER in command.read_text(errors="replace"):
+        found.append((os.getppid(), parent_of(os.getppid())))
+    return found
+
+
+def parent_of(process: int) -> int:
+    """The parent of a process, or 0 where it is gone or there is no /proc to tell."""
+    if process == os.getpid():
+        return os.getppid()
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[1])

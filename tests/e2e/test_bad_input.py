@@ -100,9 +100,11 @@ def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_
     other = tmp_path / "other"
     for length in (32, 64):
         make_dataset(other / f"seq{length}", sequence_length=length, seed=99)
+    before = contents(copy)
     code, told = pretrain(tiny_recipe_folder, other, copy)
     assert code == 1
     assert "was trained on dataset" in told
+    assert contents(copy) == before
 
 
 def test_a_folder_that_cannot_be_written_is_told(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.support.commands import BIN, deepspeed_pretrain, kill, run, start, wait_until
+from tests.support.datasets import make_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -134,16 +136,14 @@ def test_a_stopped_run_saves_its_state_and_goes_on_to_the_same_result(
     finished_run: Path, tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
-    arguments = ["pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data]
     command = deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, output)
     process = start(*command)
     wait_until(lambda: num_rows(output) >= 3, process)
     os.killpg(process.pid, signal.SIGTERM)  # launcher and ranks, as a scheduler does
     _, stderr = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert "the same command goes on from there" in stderr
+    assert "goes on from there" in stderr
     assert summary_of(output)["status"] == "interrupted"
-    assert arguments  # the same settings, now without a launcher, are another layout
     again = run(*command)
     assert again.returncode == 0, again.stderr
     assert_same_result(output, finished_run)
@@ -162,6 +162,80 @@ def test_one_process_without_a_launcher_is_stopped_with_the_code_for_try_again(
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 75
     assert "stopped on request in phase1" in stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
+def test_ranks_that_lose_the_deepspeed_command_save_their_state_and_end(
+    number: signal.Signals,
+    finished_run: Path,
+    tiny_data: Path,
+    tiny_recipe_folder: Path,
+    tmp_path: Path,
+) -> None:
+    output = tmp_path / "run"
+    process = start(
+        *deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, output),
+        "--set", "phases.0.total_steps=5000",
+    )  # fmt: skip
+    wait_until(lambda: num_rows(output) >= 3, process)
+    process.send_signal(number)  # to the command alone, which dies of it
+    process.wait(timeout=30)
+    deadline = time.monotonic() + 30
+    while summary_of(output)["status"] == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    kill(process)  # nothing of the group may be left, ranks included
+    assert summary_of(output)["status"] == "interrupted"
+    saved = (output / "checkpoints" / "latest").read_text()
+    assert int(saved.strip()[-8:]) == rows_of(output)[-1]["global_step"]
+
+
+def test_going_back_to_a_checkpoint_of_another_model_is_refused_and_nothing_is_written(
+    finished_run: Path, tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    copy, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(finished_run, copy)
+    arguments = ["bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data]
+    wider = ["--set", "model.intermediate_size=64", "phases.0.total_steps=2"]
+    made = run(*arguments, "--output-dir", other, *wider, "phases.1.total_steps=1")
+    assert made.returncode == 0, made.stderr
+    before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file() and p.name != ".lock"}
+    foreign = other / "checkpoints" / "00-phase1-step00000002"
+    done = run(*arguments, "--output-dir", copy, "--resume", foreign)
+    assert done.returncode == 1
+    assert "intermediate.dense.weight has shape (64, 16), the model has (32, 16)" in done.stderr
+    after = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file() and p.name != ".lock"}
+    assert after == before
+
+
+def test_going_back_to_an_earlier_checkpoint_repeats_what_came_after_it(
+    finished_run: Path, tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    shutil.copytree(finished_run, output)
+    end_of_phase_1 = output / "checkpoints" / "00-phase1-step00000012"
+    command = deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, output)
+    done = run(*command, "--resume", end_of_phase_1)
+    assert done.returncode == 0, done.stderr
+    assert "going on" not in done.stderr  # phase 2 begins
+    assert_same_result(output, finished_run)
+
+
+def test_without_held_out_rows_the_run_says_so_and_completes(
+    tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    for length in (32, 64):
+        make_dataset(tmp_path / "data" / f"seq{length}", sequence_length=length, num_valid=0)
+    done = run(
+        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tmp_path / "data",
+        "--output-dir", tmp_path / "run", "--set", "phases.0.total_steps=1",
+        "phases.1.total_steps=1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "no held-out rows: there will be no held-out result" in done.stderr
+    assert summary_of(tmp_path / "run")["held_out"] is None
+    evaluated = run("bert-ds", "evaluate", "--run", tmp_path / "run", "--data", tmp_path / "data")
+    assert evaluated.returncode == 1
+    assert "--valid-fraction" in evaluated.stderr
 
 
 def test_no_compiler_is_needed(tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path) -> None:

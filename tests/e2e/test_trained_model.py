@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from transformers import BertForPreTraining as HuggingFaceBert
 from bert_ds.data.collate import collate
 from bert_ds.trained import load_trained
 from tests.support.commands import run
-from tests.support.datasets import random_block
+from tests.support.datasets import make_dataset, random_block
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,19 @@ def test_evaluate_repeats_the_held_out_result_on_one_rank(
     assert found["mlm_loss"] == pytest.approx(expected["mlm_loss"], rel=1e-6)
 
 
+def test_evaluate_refuses_shards_of_another_vocabulary(finished_run: Path, tmp_path: Path) -> None:
+    make_dataset(tmp_path / "seq64", sequence_length=64)
+    vocabulary = tmp_path / "seq64" / "vocab.txt"
+    vocabulary.write_text(vocabulary.read_text().replace("w9\n", "other\n"))
+    manifest = tmp_path / "seq64" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["vocabulary"]["sha256"] = hashlib.sha256(vocabulary.read_bytes()).hexdigest()
+    manifest.write_text(json.dumps(content))
+    done = run("bert-ds", "evaluate", "--run", finished_run, "--data", tmp_path)
+    assert done.returncode == 1
+    assert "give the data of the run's vocabulary" in done.stderr
+
+
 def test_the_export_gives_the_same_logits_in_transformers(
     finished_run: Path, tmp_path: Path
 ) -> None:
@@ -38,6 +52,10 @@ def test_the_export_gives_the_same_logits_in_transformers(
     done = run(*command)
     assert done.returncode == 0, done.stderr
     assert "is up to date" in run(*command).stdout
+    (tmp_path / "hf" / "model.safetensors").unlink()
+    assert "exported" in run(*command).stdout
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "hf").iterdir()}
+    assert len(modes) == 1  # as readable as the umask lets files be, the weights too
     assert json.loads((finished_run / "summary.json").read_text())["export"] == str(tmp_path / "hf")
     theirs = HuggingFaceBert.from_pretrained(tmp_path / "hf").eval()
     ours = load_trained(finished_run).model

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from bert_ds.dist import World
+from bert_ds.world import World
 
 
 def run_on_ranks(

@@ -7,13 +7,14 @@ from pathlib import Path
 import torch
 
 from bert_ds.config.loading import load_run_config
-from bert_ds.dist import Communicator, World
+from bert_ds.dist import Communicator
 from bert_ds.engine import import_deepspeed
 from bert_ds.optim import Lamb
 from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.stop import StopFlag
+from bert_ds.world import World
 
 
 def pretrain_in_rank(
@@ -32,8 +33,7 @@ def pretrain_in_rank(
     opened = comm.together(lambda: setup.open_phase_data(config, data))
     if world.is_main:
         folder.claim()
-        folder.write_config(config, {})
-    run_pretraining(Run(config, world, comm, device, folder, opened, StopFlag()), resume)
+    run_pretraining(Run(config, world, comm, device, folder, opened, StopFlag(), {}), resume)
     folder.release()
 
 

@@ -164,6 +164,19 @@ def test_the_newest_and_the_ends_of_phases_stay(tmp_path: Path) -> None:
     ]
 
 
+def test_after_going_back_the_new_checkpoints_count_and_not_the_ones_ahead(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        save(tmp_path, step)
+    newest = save(tmp_path, 3)  # gone back to 2, one update on
+    remove_old_checkpoints(tmp_path, keep_last=2)
+    assert newest_checkpoint(tmp_path)[0] == newest
+    (tmp_path / "latest").unlink()
+    assert newest_checkpoint(tmp_path)[0] == newest
+    again = save(tmp_path, 3)
+    assert load_checkpoint(again).state.global_step == 3
+    assert not list(tmp_path.glob("*.incomplete"))
+
+
 def test_another_format_or_another_model_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path, 2)
     loaded = load_checkpoint(path)

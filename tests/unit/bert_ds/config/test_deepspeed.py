@@ -10,7 +10,6 @@ import pytest
 from bert_ds.config.batch import plan_batch
 from bert_ds.config.deepspeed import (
     check_run,
-    check_run_is_trainable,
     deepspeed_config,
     precision_of,
     zero_stage_of,
@@ -26,7 +25,6 @@ RECIPES = sorted(p.parent for p in Path(__file__).parents[4].glob("ds_configs/*/
 def check(tmp_path: Path, **changes: Any) -> None:
     config = load_run_config(write_recipe(tmp_path, deepspeed={**tiny_deepspeed(), **changes}))
     check_run(config)
-    check_run_is_trainable(config)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +35,11 @@ def check(tmp_path: Path, **changes: Any) -> None:
         ({"torch_autocast": {}}, "refused"),
         ({"gradient_clipping": None}, "gradient_clipping must be set"),
         ({"gradient_clipping": -1}, "gradient_clipping must be set"),
-        ({"optimizer": None}, "needs an optimizer"),
+        ({"gradient_clipping": float("nan")}, "gradient_clipping must be set"),
+        ({"optimizer": None}, "'optimizer' must be an object, it is None"),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": 1}}}, "must be one of Lamb, FusedLamb"),
+        ({"optimizer": {"type": "Lamb", "params": {"lr": -1}}}, "optimizer.params: 'lr'"),
+        ({"fp16": True}, "'fp16' must be an object, it is True; for a switch write fp16.enabled"),
         ({"zero_optimization": {"stage": 4}}, "must be 0, 1, 2 or 3, it is 4"),
         ({"fp16": {"enabled": True}, "bf16": {"enabled": True}}, "both enabled"),
         ({"fp16": {"enabled": True}}, "fp16 at ZeRO stage 0 trains wrongly"),

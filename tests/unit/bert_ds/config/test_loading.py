@@ -77,6 +77,7 @@ def test_a_deepspeed_override_of_one_phase_leaves_the_other_alone(tmp_path: Path
         ("sed=3", "unknown key 'sed'; did you mean 'seed'?"),
         ("phases.0.totalsteps=3", "did you mean 'total_steps'?"),
         ("phases.0.schedule.warmup=0.1", "did you mean 'warmup_proportion'?"),
+        ("phases.\u00b2.total_steps=3", "must be an index from 0 to 1 of phases"),
         ("phases.7.total_steps=3", "'7' must be an index from 0 to 1 of phases"),
         ("model.hidden_size.x=3", "model.hidden_size is a plain value, it has no 'x'"),
         ("model.hidden_size", "--set needs key=value"),

@@ -37,6 +37,11 @@ def test_rows_are_appended_as_json_lines(tmp_path: Path) -> None:
     assert [json.loads(line) for line in lines] == [row(1), row(2), row(3)]
 
 
+def test_a_value_that_is_not_finite_is_null(tmp_path: Path) -> None:
+    JsonLinesSink(tmp_path / "m").write([row(1, loss=float("nan"), grad_norm=float("inf"))])
+    assert json.loads((tmp_path / "m").read_text()) == row(1, loss=None, grad_norm=None)
+
+
 def test_rows_after_a_checkpoint_and_a_torn_line_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     JsonLinesSink(path).write([row(1), row(2), row(3)])

@@ -258,7 +258,6 @@ def test_a_folder_with_other_files_is_not_replaced(
         (PIECES, 23 + 64, "has 23 pieces and the model 87 rows"),
         (PIECES[:3], 23, "lacks the special pieces"),
         ([*PIECES, "the"], 24, "holds the piece 'the' twice"),
-        (["zero", *PIECES], 24, r"\[PAD\] must be the first piece"),
     ],
 )
 def test_a_vocabulary_that_does_not_fit_is_refused(
@@ -270,6 +269,18 @@ def test_a_vocabulary_that_does_not_fit_is_refused(
     with pytest.raises(DataError, match=message):
         export(model, path, tmp_path / "export")
     assert not (tmp_path / "export").exists()
+
+
+def test_padding_may_be_any_piece(tiny_config: ModelConfig, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = BertForPreTraining(tiny_config.model_copy(update={"vocab_size": 23}))
+    path = tmp_path / "vocabulary.txt"
+    path.write_text("\n".join([*PIECES[1:], "[PAD]"]) + "\n", encoding="utf-8")
+    folder = export(model, path, tmp_path / "export")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    padded = tokenizer(["the", "the the"], padding=True)["input_ids"]
+    assert padded[0][-1] == tokenizer.pad_token_id == 22
+    assert transformers.AutoModel.from_pretrained(folder).config.pad_token_id == 22
 
 
 def test_rows_that_only_round_the_vocabulary_up_are_allowed(

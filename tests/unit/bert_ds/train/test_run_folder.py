@@ -10,6 +10,7 @@ import pytest
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import CheckpointError
+from bert_ds.train import run_folder
 from bert_ds.train.run_folder import RunFolder, open_run
 from tests.support.recipes import write_recipe
 
@@ -73,6 +74,19 @@ def test_two_runs_cannot_write_to_one_folder(folder: RunFolder) -> None:
     folder.release()
     second.claim()
     second.release()
+
+
+def test_a_file_system_without_locks_is_said_and_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*arguments: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(run_folder.fcntl, "flock", no_locks)
+    folder = RunFolder(tmp_path / "run")
+    folder.claim()
+    folder.release()
+    assert "no lock (Function not implemented)" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

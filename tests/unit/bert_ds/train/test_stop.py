@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from bert_ds.train.stop import StopFlag
+from bert_ds.train.stop import StopFlag, launcher_processes, parent_of
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -33,3 +33,10 @@ def test_a_second_interrupt_ends_at_once() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_process_that_gets_another_parent_is_a_request() -> None:
+    assert not StopFlag(launcher_processes()).is_set
+    assert StopFlag([(os.getpid(), os.getppid() + 1)]).is_set
+    assert parent_of(os.getppid()) > 0
+    assert parent_of(2**22 + 1) == 0  # above the largest process number there can be

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bert_ds.dist import World, world_from_environment
 from bert_ds.errors import LaunchError
+from bert_ds.world import World, world_from_environment
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,13 @@ from bert_ds.errors import LaunchError
             World(1, 2, 1, 2, "mpich"),
         ),
         (
-            {"SLURM_PROCID": "7", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "3"},
-            World(7, 8, 3, 8, "slurm"),
+            {
+                "SLURM_PROCID": "9",
+                "SLURM_STEP_NUM_TASKS": "64",
+                "SLURM_LOCALID": "1",
+                "SLURM_STEP_TASKS_PER_NODE": "8(x8)",
+            },
+            World(9, 64, 1, 8, "slurm"),
         ),
         # a batch script's own environment is no task of a step
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, World(0, 1, 0, 1, "none")),
@@ -53,6 +58,8 @@ def test_each_launchers_variables_are_understood(
         ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK must be a number, it is 'x'"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, r"RANK \(2\) must be at least 0 and below WORLD_SIZE"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALRANKID is not"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is set and RANK is not"),
+        ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
     ],
 )
 def test_a_broken_environment_is_told(environment: dict[str, str], message: str) -> None:
