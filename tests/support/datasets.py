@@ -79,7 +79,12 @@ def make_dataset(
     shards: dict[str, tuple[ShardEntry, ...]] = {}
     totals: dict[str, Totals] = {}
     for split, count, split_seed in (("train", num_train, seed), ("valid", num_valid, seed + 1)):
+        if count == 0:
+            shards[split] = ()
+            totals[split] = Totals(length_histogram=(0,) * (sequence_length + 1))
+            continue
         block = random_block(count, sequence_length, vocab_size, split_seed)
+        originals = np.bincount(block.masked_lm_ids)
         order = np.arange(count, dtype=np.int64)
         shards[split] = tuple(
             write_shards(folder, f"{split}-00000", block, order, rows_per_block, 4)
@@ -89,6 +94,8 @@ def make_dataset(
             tokens=len(block.tokens),
             predictions=len(block.masked_lm_ids),
             label_1=int(block.pair_label.sum()),
+            commonest_prediction_id=int(originals.argmax()),
+            commonest_prediction_count=int(originals.max()),
             length_histogram=tuple(
                 np.bincount(block.length, minlength=sequence_length + 1).tolist()
             ),
