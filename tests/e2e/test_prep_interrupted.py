@@ -151,7 +151,8 @@ def group_is_alive(group: int) -> bool:
 def test_ranks_of_mpi_give_the_same_bytes(
     arguments: list[str], expected: dict[str, bytes], tmp_path: Path
 ) -> None:
-    mpiexec = shutil.which("mpiexec")
+    beside_python = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    mpiexec = shutil.which("mpiexec", path=beside_python)
     if mpiexec is None:
         pytest.skip("mpiexec is not installed (pip install mpich)")
     pytest.importorskip("mpi4py", reason="mpi4py is not installed")
