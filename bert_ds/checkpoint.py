@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from bert_ds.errors import CheckpointError
-from bert_ds.files import share, sync, write_atomically
+from bert_ds.files import read_json_object, share, sync, write_atomically
 
 FORMAT_VERSION = 1
 _TEMPORARY = ".incomplete"
@@ -145,7 +145,7 @@ def load_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
     Raises:
         CheckpointError: a file cannot be read or is of another format.
     """
-    content = _read_json(path / "state.json")
+    content = read_json_object(path / "state.json", CheckpointError)
     version = content.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise CheckpointError(
@@ -210,7 +210,7 @@ def check_files(path: Path, *, with_optimizer: bool = True) -> None:
         raise CheckpointError(f"no checkpoint folder at {path}")
     if not (path / "manifest.json").is_file():
         raise CheckpointError(f"{path} has no manifest.json: it is no complete checkpoint")
-    for file, stated in _read_json(path / "manifest.json").items():
+    for file, stated in read_json_object(path / "manifest.json", CheckpointError).items():
         if file == OPTIMIZER_FILE and not with_optimizer:
             continue
         if not (path / file).is_file():
@@ -259,7 +259,9 @@ def remove_old_checkpoints(folder: Path, keep_last: int) -> None:
     """Remove all but the newest `keep_last` checkpoints; ends of phases stay."""
     for path in list(_candidates(folder))[keep_last:]:
         try:
-            is_phase_end = bool(_read_json(path / "state.json").get("is_phase_end"))
+            is_phase_end = bool(
+                read_json_object(path / "state.json", CheckpointError).get("is_phase_end")
+            )
         except CheckpointError:
             continue  # not one of ours, or damaged: it stays for the user to look at
         if not is_phase_end:
@@ -314,13 +316,3 @@ def _file_entry(path: Path) -> dict[str, Any]:
         while chunk := file.read(1 << 22):
             digest.update(chunk)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise CheckpointError(f"cannot read {path}: {err}") from err
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return content

@@ -1,9 +1,36 @@
-"""Files that are either as they were or as they should be, never in between."""
+"""Small files: read with errors that say where, written as a whole or not at all."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
+
+from bert_ds.errors import BertDsError
+
+
+def read_json_object(path: Path, error: type[BertDsError]) -> dict[str, Any]:
+    """Read a JSON file that must hold an object.
+
+    Args:
+        path: the file.
+        error: what to raise where it cannot be used.
+
+    Raises:
+        BertDsError: the file cannot be read, is not UTF-8 or JSON, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise error(f"cannot read {path}: {err.strerror or err}") from err
+    except UnicodeDecodeError as err:
+        raise error(f"{path} is not UTF-8 text (byte {err.start})") from err
+    except json.JSONDecodeError as err:
+        raise error(f"{path}, line {err.lineno}: not valid JSON: {err.msg}") from err
+    if not isinstance(value, dict):
+        raise error(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import ConfigError
+from bert_ds.files import read_json_object
 
 
 def load_run_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -44,25 +45,6 @@ def validate_run_config(tree: dict[str, Any], where: str) -> RunConfig:
         raise ConfigError(f"{where}: " + describe_validation_error(err, RunConfig)) from err
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that must hold an object.
-
-    Raises:
-        ConfigError: the file cannot be read, is not JSON, or holds something else.
-    """
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as err:
-        raise ConfigError(f"cannot read {path}: {err.strerror or err}") from err
-    except UnicodeDecodeError as err:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {err.start})") from err
-    except json.JSONDecodeError as err:
-        raise ConfigError(f"{path}, line {err.lineno}: not valid JSON: {err.msg}") from err
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not {type(value).__name__}")
-    return value
-
-
 def describe_validation_error(err: ValidationError, model: type[BaseModel]) -> str:
     """One line a problem: its path, what is wrong, and the nearest known key for an unknown one."""
     return "; ".join(_describe_problem(problem, model) for problem in err.errors())
@@ -83,12 +65,12 @@ def _read_recipe(recipe: Path) -> dict[str, Any]:
             f"no recipe folder at {recipe}; a recipe is a folder with a recipe.json, such as "
             "ds_configs/bert-large"
         )
-    tree = read_json_object(recipe / "recipe.json")
+    tree = read_json_object(recipe / "recipe.json", ConfigError)
     tree.setdefault("recipe", recipe.resolve().name)
     phases = tree.get("phases")
     for phase in phases if isinstance(phases, list) else []:
         if isinstance(phase, dict) and isinstance(phase.get("deepspeed"), str):
-            phase["deepspeed"] = read_json_object(recipe / phase["deepspeed"])
+            phase["deepspeed"] = read_json_object(recipe / phase["deepspeed"], ConfigError)
     return tree
 
 

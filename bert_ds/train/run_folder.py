@@ -19,7 +19,7 @@ from typing import Any, TextIO
 from bert_ds.config.loading import validate_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import CheckpointError
-from bert_ds.files import write_atomically
+from bert_ds.files import read_json_object, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -132,12 +132,12 @@ class RunFolder:
         path = self.path / "config.json"
         if not path.exists():
             return None
-        content = _read_object(path)
+        content = read_json_object(path, CheckpointError)
         return validate_run_config(content.get("config", {}), where=str(path))
 
     def read_summary(self) -> dict[str, Any]:
         """What `summary.json` holds; empty where there is none."""
-        return _read_object(self.summary) if self.summary.exists() else {}
+        return read_json_object(self.summary, CheckpointError) if self.summary.exists() else {}
 
     def update_summary(self, **changes: Any) -> None:
         """Replace some entries of `summary.json`."""
@@ -155,7 +155,7 @@ class RunFolder:
         Raises:
             CheckpointError: the run has not come so far as to have a vocabulary.
         """
-        return _read_object(self.path / "vocab.json")
+        return read_json_object(self.path / "vocab.json", CheckpointError)
 
 
 def open_run(path: Path) -> tuple[RunFolder, RunConfig]:
@@ -197,13 +197,3 @@ def _differences(former: Any, present: Any, path: str) -> Iterator[str]:
             yield from _differences(a, b, f"{path}.{index}")
     elif former != present:
         yield f"{path} was {former!r} there and is {present!r} now"
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise CheckpointError(f"cannot read {path}: {err}") from err
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} must hold a JSON object")
-    return content
