@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -37,7 +38,7 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
-        if self._is_shown and sys.stderr.isatty():
+        if self._is_shown and _has_a_screen():
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -78,3 +79,14 @@ class Progress:
             file=sys.stderr,
             flush=True,
         )
+
+
+def _has_a_screen() -> bool:
+    """Whether a bar can be drawn: a terminal, and not one of no size, as containers have them."""
+    if not sys.stderr.isatty():
+        return False
+    try:
+        size = os.get_terminal_size(sys.stderr.fileno())
+    except OSError:
+        return True  # a terminal that does not tell its size
+    return size.columns > 0 and size.lines > 0

@@ -117,7 +117,7 @@ class ProgressSink:
         self._started_step = global_step
         self._line_due = self._started_at
         self._bar: Any = None
-        if stream.isatty():
+        if has_a_screen(stream):
             self._bar = tqdm(
                 total=total_steps,
                 initial=global_step,
@@ -149,6 +149,17 @@ class ProgressSink:
     def _seconds_left(self, step: int) -> float:
         done = max(step - self._started_step, 1)
         return (self._clock() - self._started_at) / done * (self._total_steps - step)
+
+
+def has_a_screen(stream: TextIO) -> bool:
+    """Whether a bar can be drawn: a terminal, and not one of no size, as containers have them."""
+    if not stream.isatty():
+        return False
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except OSError:
+        return True  # a terminal that does not tell its size
+    return size.columns > 0 and size.lines > 0
 
 
 def summarise(rows: Sequence[MetricsRow]) -> str:
