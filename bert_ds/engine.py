@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from bert_ds.batch import PretrainingBatch
+from bert_ds.errors import TrainingError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.optim.lamb import Lamb
 from bert_ds.optim.zero_layout import read_layout
@@ -69,12 +70,28 @@ class TrainEngine:
 
         Returns:
             The micro batch's sums, detached, still on the device.
+
+        Raises:
+            TrainingError: under fp16 the gradients overflow at the lowest loss scale.
         """
         output: PretrainingOutput = self._engine(batch)
         loss = output.mlm_loss_sum / max(num_predictions, 1) + output.nsp_loss_sum / num_sequences
         self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
-        self._engine.step()
+        self._step()
         return PretrainingOutput(*(value.detach() for value in output))
+
+    def _step(self) -> None:
+        try:
+            self._engine.step()
+        except Exception as err:  # DeepSpeed 0.19.8 has no class of its own for it
+            if "loss scale already at minimum" not in str(err):
+                raise
+            raise TrainingError(
+                f"the gradients overflow at the lowest loss scale ({self.loss_scale:g}, "
+                "fp16.min_loss_scale): the run has diverged. Start a run in another --output-dir "
+                "with a lower optimizer.params.lr, a longer warm-up or bf16; --resume PATH lets it "
+                "begin from an earlier checkpoint of this one"
+            ) from err
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Learning rate of the next update, for all parameter groups."""

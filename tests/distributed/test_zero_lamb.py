@@ -169,6 +169,16 @@ def test_fp16_skips_overflows_moves_no_counter_by_them_and_resumes_bit_for_bit(
     assert all(torch.equal(tensors(copy)[name], value) for name, value in tensors(run).items())
 
 
+def test_gradients_that_overflow_at_the_lowest_loss_scale_end_the_run(place: Path) -> None:
+    overflowing = [
+        'deepspeed.fp16={"enabled": true, "initial_scale_power": 1, "hysteresis": 1}',
+        f"{ZERO}.stage=1",
+        "model.initializer_range=10000",
+    ]
+    with pytest.raises(AssertionError, match=r"overflow at the lowest loss scale \(1, fp16\.min"):
+        train(place, "floor", 2, overflowing, pretrain_with_fp16_on_cpu)
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
