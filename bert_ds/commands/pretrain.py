@@ -83,7 +83,7 @@ def _prepare(
 
 def _announce(config: RunConfig, world: World, device: torch.device) -> None:
     """Say once what is about to run, and on what."""
-    stage, precision = setup.layout_of(config)
+    stage, precision = setup.layout_of(config.phases[0])
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.info(
         "%s: %d rank%s on %s, %s, ZeRO stage %d, %.1f M parameters",

@@ -228,9 +228,9 @@ def _enter_phase(
 
 def _save(run: Run, phase_index: int, parts: setup.PhaseSetup, state: TrainState) -> None:
     """Write a checkpoint of the present state; every rank comes here, rank 0 writes."""
-    stage, precision = setup.layout_of(run.config)
     manifest = run.data[phase_index].manifest
     phase = run.config.phases[phase_index]
+    stage, precision = setup.layout_of(phase)
     described = CheckpointState(
         phase=phase.name,
         phase_index=phase_index,
@@ -345,7 +345,7 @@ def _drop_rows_after(run: Run, state: CheckpointState | None) -> None:
 
 
 def _write_summary_head(run: Run, status: str) -> None:
-    stage, precision = setup.layout_of(run.config)
+    stage, precision = setup.layout_of(run.config.phases[0])
     former = run.folder.read_summary()
     run.folder.update_summary(
         recipe=run.config.recipe,

@@ -138,10 +138,9 @@ def package_versions() -> dict[str, str]:
     return {"bert_ds": __version__, "python": platform.python_version(), **found}
 
 
-def layout_of(config: RunConfig) -> tuple[int, str]:
-    """ZeRO stage and precision of the first phase, for summaries."""
-    first = config.phases[0]
-    return zero_stage_of(first.deepspeed, first.name), precision_of(first.deepspeed, first.name)
+def layout_of(phase: PhaseConfig) -> tuple[int, str]:
+    """ZeRO stage and precision of a phase."""
+    return zero_stage_of(phase.deepspeed, phase.name), precision_of(phase.deepspeed, phase.name)
 
 
 def _check_vocabulary(folder: Path, manifest: Manifest) -> None:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bert_ds.config.deepspeed import precision_of, zero_stage_of
 from bert_ds.config.recipe import RunConfig
 
 
@@ -21,9 +22,9 @@ def phase_entries(config: RunConfig, metrics: Path) -> list[dict[str, Any]]:
         metrics: the run's `metrics.jsonl`.
 
     Returns:
-        Per phase: name, sequence_length, total_steps, train_batch_size, the counters after its last
-        update (global_step, skipped_steps, samples_seen, tokens_seen), `final_loss` (nats) and
-        `duration_s`, the sum of its updates' seconds.
+        Per phase: name, sequence_length, total_steps, train_batch_size, zero_stage and precision as
+        set now; the counters after its last update (global_step, skipped_steps, samples_seen,
+        tokens_seen); `final_loss` (nats) and `duration_s`, the sum of its updates' seconds.
     """
     last: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}
@@ -40,6 +41,8 @@ def phase_entries(config: RunConfig, metrics: Path) -> list[dict[str, Any]]:
             "sequence_length": phase.sequence_length,
             "total_steps": phase.total_steps,
             "train_batch_size": phase.deepspeed["train_batch_size"],
+            "zero_stage": zero_stage_of(phase.deepspeed, phase.name),
+            "precision": precision_of(phase.deepspeed, phase.name),
             **{
                 counter: last[phase.name][counter]
                 for counter in ("global_step", "skipped_steps", "samples_seen", "tokens_seen")
