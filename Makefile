@@ -1,6 +1,7 @@
 # make demo   the main job on real text, from a bare machine: see README.md
 # make test   everything the tests need, then style, types, shell scripts and all tests
 # make check  style, types and shell scripts alone
+# make format mend style
 # make clean  remove what the demo has made (not the environment)
 
 PYTHON ?= python3

@@ -191,13 +191,13 @@ def _tell(err: BertDsError, world: World) -> None:
         if world.is_main:
             print(f"bert-ds: {err}", file=sys.stderr)
         return
-    is_told_by_another = isinstance(err, PeerError) or (
-        isinstance(err, ConfigError) and world.local_rank > 0
-    )
+    is_met_by_all = isinstance(err, (ConfigError, LaunchError)) and world.local_rank > 0
+    is_told_by_another = is_met_by_all or isinstance(err, PeerError)
     if is_told_by_another:
         time.sleep(_SECONDS_FOR_ANOTHER_RANK_TO_TELL)
     where = f" (rank {world.rank})" if world.rank else ""
-    print(f"bert-ds: error{where}: {err}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"bert-ds: error{where}: {err}\n")  # in one piece: ranks share the screen
+    sys.stderr.flush()
 
 
 def _leave(exit_code: int) -> int:

@@ -42,7 +42,7 @@ def init_process_group(world: World, device: torch.device, timeout_s: float = 18
     if missing:
         raise LaunchError(
             f"{world.world_size} ranks were started by {world.launcher}, but "
-            f"{' and '.join(missing)} is not set; export "
+            f"{' and '.join(missing)} must be exported: "
             "the address of the first host and a free port on it"
         )
     try:

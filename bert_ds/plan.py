@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from bert_ds.config.batch import plan_batch
 from bert_ds.config.model import ModelConfig
-from bert_ds.config.recipe import RunConfig
+from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.metrics.flops import pretraining_flops
 
 
@@ -92,18 +93,31 @@ def plan_as_json(config: RunConfig, world_size: int) -> dict[str, Any]:
 
 def plan_as_text(config: RunConfig, world_size: int) -> str:
     """The plan as a table for people."""
-    lines = [
-        f"{config.recipe}: {num_parameters(config.model) / 1e6:,.1f} M parameters, "
-        f"{world_size} rank{'s' if world_size > 1 else ''}",
-    ]
+    ranks = f"{world_size:,} rank{'s' if world_size > 1 else ''}"
+    parameters = scaled(num_parameters(config.model), "parameters")
+    lines = [f"{config.recipe}: {parameters}, {ranks}"]
     for plan in plan_run(config, world_size):
         lines += [
             f"{plan.name}, sequence length {plan.sequence_length}",
             f"  {plan.train_batch_size:,} sequences an update = micro batch "
             f"{plan.micro_batch_size:,} x accumulation {plan.gradient_accumulation_steps:,} x "
-            f"{world_size:,} rank{'s' if world_size > 1 else ''}",
+            f"{ranks}",
             f"  {plan.total_steps:,} updates, {plan.sequences:,} sequences, at most "
-            f"{plan.tokens_at_most / 1e9:,.3g} billion tokens and "
-            f"{plan.flops_at_most / 1e18:,.3g} exaFLOP",
+            f"{scaled(plan.tokens_at_most, 'tokens')} and {scaled(plan.flops_at_most, 'FLOP')}",
         ]
     return "\n".join(lines)
+
+
+def passes_as_text(phase: PhaseConfig, folder: Path, num_rows: int) -> str:
+    """How often a phase goes through its dataset."""
+    passes = phase.total_steps * phase.deepspeed["train_batch_size"] / num_rows
+    return f"{folder}: {num_rows:,} train rows, {passes:,.3g} passes in {phase.name}"
+
+
+def scaled(number: float, unit: str) -> str:
+    """A number with three digits and a prefix: 336 M parameters, 59 G tokens."""
+    for prefix in ("", "k", "M", "G", "T", "P", "E"):
+        if number < 999.5 or prefix == "E":
+            return f"{number:.3g} {prefix}{' ' if prefix and len(unit) > 4 else ''}{unit}"
+        number /= 1000
+    raise AssertionError("the last prefix takes any number")

@@ -293,7 +293,7 @@ def _mpi_executor(processes: int | None, environ: Mapping[str, str]) -> Executor
     except (ImportError, RuntimeError) as err:
         raise UsageError(
             f"started by MPI with {mpi_size(environ)} ranks, but mpi4py does not load ({err}); "
-            "pip install 'bert_ds[mpi]', or start it without MPI and with -j."
+            "pip install mpi4py, or start it without MPI and with -j."
         ) from err
     if MPI.COMM_WORLD.Get_size() != mpi_size(environ):
         raise UsageError(

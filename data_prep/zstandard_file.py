@@ -26,7 +26,7 @@ def open_zstandard(path: str) -> io.BufferedReader:
     except ImportError as err:
         raise UsageError(
             f"{path}: reading .zst needs the package zstandard; "
-            "pip install 'bert_ds[zstd]', or decompress the file."
+            "pip install zstandard, or decompress the file."
         ) from err
     return io.BufferedReader(_ZstandardFile(open(path, "rb"), zstandard))
 

@@ -56,9 +56,9 @@ show bert-ds report --run "$RUN"
 
 cat <<END
 
-next:
+next (the commands are in $BIN):
   open $RUN/report.html
-  bert-ds fill-mask --run $RUN "your text with a [MASK]"
+  bert-ds fill-mask --run $RUN "your text with a [MASK]"   (it has learnt which pieces are common)
   bert-prep show $DATA/seq128
   your own text on your own cluster: README.md, "Your corpus on your cluster"
 END

@@ -16,7 +16,7 @@ from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.dist import Communicator, init_process_group, shutdown
 from bert_ds.errors import StopRequested, TrainingError
-from bert_ds.plan import num_parameters, plan_as_text
+from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, scaled
 from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
 from bert_ds.train.run_folder import RunFolder, setting_differences
@@ -32,9 +32,11 @@ def run(arguments: argparse.Namespace, command_line: list[str], world: World) ->
     check_run(config)
     plan = plan_as_text(config, world.world_size)
     if arguments.dry_run:
-        setup.open_phase_data(config, arguments.data)
+        opened = setup.open_phase_data(config, arguments.data)
         if world.is_main:
             print(plan)
+            for phase, data in zip(config.phases, opened, strict=True):
+                print(passes_as_text(phase, data.folder, data.manifest.totals("train").rows))
             print("settings, batches and datasets fit; nothing was started (--dry-run)")
         return
     if _is_complete(arguments.output_dir, config, arguments.resume):
@@ -86,14 +88,14 @@ def _announce(config: RunConfig, world: World, device: torch.device) -> None:
     stage, precision = setup.layout_of(config.phases[0])
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.info(
-        "%s: %d rank%s on %s, %s, ZeRO stage %d, %.1f M parameters",
+        "%s: %d rank%s on %s, %s, ZeRO stage %d, %s",
         config.recipe,
         world.world_size,
         "s" if world.world_size > 1 else "",
         place,
         precision,
         stage,
-        num_parameters(config.model) / 1e6,
+        scaled(num_parameters(config.model), "parameters"),
     )
 
 

@@ -62,8 +62,8 @@ def nearest_known(key: str, known: Iterable[str]) -> str:
 def _read_recipe(recipe: Path) -> dict[str, Any]:
     if not recipe.is_dir():
         raise ConfigError(
-            f"no recipe folder at {recipe}; a recipe is a folder with a recipe.json, such as "
-            "ds_configs/bert-large"
+            f"no recipe folder at {recipe.absolute()}; a recipe is a folder with a recipe.json, as "
+            "those in ds_configs/ of the source tree"
         )
     tree = read_json_object(recipe / "recipe.json", ConfigError)
     tree.setdefault("recipe", recipe.resolve().name)

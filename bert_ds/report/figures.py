@@ -186,7 +186,7 @@ def _draw(run: RunRecord, title: str, panels: list[Panel]) -> str:
     except ImportError as err:
         raise ConfigError(
             "the plots of a report need matplotlib, which is not installed; "
-            "run: pip install 'bert_ds[report]'"
+            "run: pip install matplotlib"
         ) from err
     with matplotlib.rc_context(), warnings.catch_warnings():
         # Names of phases may be in a script that the metrics font lacks; the browser has fonts.

@@ -62,7 +62,7 @@ def test_mpiexec_without_a_meeting_place_says_what_to_export(
         *pretrain(tiny_recipe_folder, tiny_data, tmp_path / "run"),
     )  # fmt: skip
     assert done.returncode == 1
-    assert "MASTER_ADDR and MASTER_PORT is not set" in done.stderr
+    assert "MASTER_ADDR and MASTER_PORT must be exported" in done.stderr
 
 
 def test_one_process_needs_no_launcher(

@@ -9,7 +9,7 @@ import pytest
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.model import ModelConfig
 from bert_ds.model import BertForPreTraining
-from bert_ds.plan import num_parameters, plan_run
+from bert_ds.plan import num_parameters, plan_run, scaled
 
 LARGE = Path(__file__).parents[3] / "ds_configs" / "bert-large"
 
@@ -24,6 +24,22 @@ LARGE = Path(__file__).parents[3] / "ds_configs" / "bert-large"
 def test_the_number_of_parameters_is_the_models_own(config: ModelConfig) -> None:
     model = BertForPreTraining(config)
     assert num_parameters(config) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "text"),
+    [
+        (0, "tokens", "0 tokens"),
+        (999, "tokens", "999 tokens"),
+        (24_600, "tokens", "24.6 k tokens"),
+        (999_600, "tokens", "1 M tokens"),
+        (336_226_108, "parameters", "336 M parameters"),
+        (1.11e20, "FLOP", "111 EFLOP"),
+        (5e21, "FLOP", "5e+03 EFLOP"),
+    ],
+)
+def test_large_and_small_numbers_are_for_people(number: float, unit: str, text: str) -> None:
+    assert scaled(number, unit) == text
 
 
 def test_a_plan_by_hand() -> None:

@@ -164,5 +164,5 @@ def test_zst_without_the_package_says_how_to_get_it(
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_zstandard)
-    with pytest.raises(UsageError, match=r"pip install 'bert_ds\[zstd\]'"):
+    with pytest.raises(UsageError, match=r"pip install zstandard"):
         texts_of(path)
