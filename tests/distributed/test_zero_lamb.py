@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 NO_DROPOUT = ["model.hidden_dropout_prob=0", "model.attention_probs_dropout_prob=0"]
 TOLERANCE = 1e-5
-"""Of each tensor's norm, after 10 updates. Measured: 1.5e-6. Naive ratios are 1,000 times off."""
+"""Of each tensor's norm, after 10 updates. Measured: 2.1e-6 at most, naive ratios 7.5e-2."""
 ZERO = "deepspeed.zero_optimization"
 OFFLOAD = f'{ZERO}.offload_optimizer={{"device": "cpu"}}'
 
@@ -134,7 +134,8 @@ def test_bf16_is_the_same_at_any_layout(place: Path) -> None:
     two = train(place, "bf16-two", 2, [*bf16, f"{ZERO}.stage=2"])
     assert losses(two) == pytest.approx(losses(one), rel=2e-2)  # gradients are summed in bf16
     assert tensors(one)["bert.pooler.dense.weight"].dtype == torch.float32  # the masters
-    assert losses(one)[-1] < 0.999 * losses(one)[0] or losses(one)[-1] != losses(one)[0]
+    masters = tensors(one)["bert.pooler.dense.weight"]
+    assert not torch.equal(masters, masters.bfloat16().float())  # finer than bf16 can hold
 
 
 def test_fp16_skips_overflows_moves_no_counter_by_them_and_resumes_bit_for_bit(

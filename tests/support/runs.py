@@ -41,7 +41,7 @@ def pretrain_with_fp16_on_cpu(world: World, *arguments: object) -> None:
     """The same where DeepSpeed is told that this CPU has fp16, which it otherwise refuses."""
     accelerator = import_deepspeed().accelerator.get_accelerator()
     accelerator.is_fp16_supported = lambda: True
-    pretrain_in_rank(world, *arguments)  # type: ignore[arg-type]  # handed on as they came
+    pretrain_in_rank(world, *arguments)
 
 
 def pretrain_with_naive_ratios(world: World, *arguments: object) -> None:
@@ -53,5 +53,5 @@ def pretrain_with_naive_ratios(world: World, *arguments: object) -> None:
                 if flat.grad is not None:
                     self._update(flat, flat.grad, group)
 
-    Lamb._step_sharded = step_as_if_shards_were_parameters  # type: ignore[method-assign]
-    pretrain_in_rank(world, *arguments)  # type: ignore[arg-type]  # handed on as they came
+    Lamb._step_sharded = step_as_if_shards_were_parameters
+    pretrain_in_rank(world, *arguments)

@@ -10,4 +10,4 @@ from tests.support.datasets import make_dataset
 
 def test_a_made_dataset_passes_verify(tmp_path: Path) -> None:
     make_dataset(tmp_path, num_train=50)
-    verify_folder(tmp_path)
+    assert verify_folder(tmp_path).totals("train").rows == 50

@@ -170,7 +170,7 @@ class StoppingExecutor(SerialExecutor):
         self.left = left
         self.finished = 0
 
-    def run(self, function, work, items, done):  # type: ignore[no-untyped-def]  # as above it
+    def run(self, function, work, items, done):
         def counted(work: Path, item: object) -> None:
             if self.left == 0:
                 raise KeyboardInterrupt
@@ -209,7 +209,7 @@ def test_a_preparation_stopped_in_its_last_stage_goes_on(
     for stop_after in ("first manifest", "all manifests", "half a removal"):
         folder = tmp_path / stop_after.replace(" ", "-")
 
-        def stopped(work, plan, tasks, stop_after=stop_after):  # type: ignore[no-untyped-def]
+        def stopped(work, plan, tasks, stop_after=stop_after):
             backup = {p: p.read_bytes() for p in work.rglob("*") if p.is_file()}
             real(work, plan, tasks)
             for path, content in backup.items():
@@ -289,7 +289,7 @@ def test_files_of_others_are_neither_used_nor_removed(prepare: Prepare, tmp_path
 
 def test_a_second_run_in_the_same_folder_is_refused(prepare: Prepare, tmp_path: Path) -> None:
     class SecondRun(SerialExecutor):
-        def run(self, function, work, items, done):  # type: ignore[no-untyped-def]  # as above it
+        def run(self, function, work, items, done):
             with pytest.raises(DataError, match="another bert-prep is at work"):
                 prepare(tmp_path / "D")
             super().run(function, work, items, done)
