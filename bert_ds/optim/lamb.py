@@ -1,4 +1,4 @@
-"""LAMB, one tensor at a time: the plain reference that every faster version is tested against.
+"""LAMB with the trust ratio of every whole parameter, sharded or not.
 
 You et al. 2020, arXiv:1904.00962, as NVIDIA's apex computes it (apex, csrc/multi_tensor_lamb.cu).
 For parameter w with gradient g at its update t = 1, 2, ...:
@@ -13,32 +13,61 @@ For parameter w with gradient g at its update t = 1, 2, ...:
 r is 1 where either norm is 0, and for parameters without weight decay unless `use_nvlamb`.
 Without `bias_correction` both denominators 1 - beta^t are 1.
 
-Differs from DeepSpeed's FusedLamb, which leaves m and v uncorrected inside u, scales the step by
-the bias correction instead, and clamps r for parameters without weight decay too: learning rates
-do not transfer between the two.
+With `variant="deepspeed"` it is LAMB as DeepSpeed's FusedLamb computes it (DeepSpeed 0.19.8,
+csrc/lamb/fused_lamb_cuda_kernel.cu), which differs in three places, so that learning rates do not
+transfer between the two:
+
+    u  = m / (sqrt(v) + eps) + weight_decay w     moments are never corrected inside u
+    w <- w - lr (sqrt(1 - beta2^t) / (1 - beta1^t)) r u      the factor is 1 without bias_correction
+    r is taken, and clamped to `trust_ratio_bounds`, for parameters without weight decay too
+
+(Of DeepSpeed's options `eps_inside_sqrt` and `amsgrad` are not offered; its clipping by
+`max_grad_norm` is the engine's `gradient_clipping` here.)
+
+A step under a sharding engine, after `bind`, has these phases: moments and update directions,
+element by element; squares of w, u and g by fragment of a parameter; one all-reduce of float64
+[4, number of parameters]; each parameter's ratio to its fragments. Who computes them is chosen by
+`kernel` (see `bert_ds.optim.kernels`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, overload
+from typing import Any, NamedTuple, TypeAlias, overload
 
 import torch
 
 from bert_ds.errors import ConfigError
-from bert_ds.optim.layout import ShardLayout, all_reduce_sum
+from bert_ds.optim.checks import Variant, check_choices, check_group, check_ranges, names_of
+from bert_ds.optim.kernels import Choice, choose_kernel
+from bert_ds.optim.kernels.base import (
+    ELEMENTS,
+    GRADIENT,
+    UPDATE,
+    WEIGHT,
+    Batch,
+    Coefficients,
+    Finish,
+    Kernel,
+    Slab,
+)
+from bert_ds.optim.kernels.slab import make_slab
+from bert_ds.optim.layout import Fragment, ShardLayout, all_reduce_sum
 from bert_ds.optim.norms import sum_of_squares
+
+log = logging.getLogger(__name__)
 
 LambParams: TypeAlias = Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB with exact trust ratios, for whole (unsharded) float32 parameters.
+    """LAMB with exact trust ratios, of whole parameters or, once bound, of shards of them.
 
-    State of a parameter: `step` (int, updates it has had), `exp_avg` (m) and `exp_avg_sq` (v), in
-    its shape and dtype. A step reads nothing from the device, so it never makes the host wait.
+    State of a tensor: `step` (int, updates it has had), `exp_avg` (m) and `exp_avg_sq` (v), in
+    its shape and dtype. A step reads nothing from a GPU, so the host never waits for it.
 
     A gradient that is not finite is not caught here, which would need such a read: NaN spreads to
     the moments, the weights and the trust ratio of its tensor (and of all tensors through the
@@ -56,6 +85,8 @@ class Lamb(torch.optim.Optimizer):
         grad_averaging: Whether the gradient enters m with weight 1 - beta1, or with 1.
         trust_ratio_bounds: Lowest and highest trust ratio. Ratios that are 1 by definition (a norm
             of 0, no weight decay) are not clamped. None leaves all as they are.
+        variant: Whose LAMB it is, `apex` or `deepspeed`; see the module's docstring.
+        kernel: What computes a step, one of KERNEL_NAMES; `auto` takes the fastest that works.
         max_grad_norm: Global gradient norm above which all gradients are scaled down, over all
             groups. 0 turns it off: an engine that clips by itself (DeepSpeed's
             `gradient_clipping`) must not be joined by a second clipping here.
@@ -77,8 +108,11 @@ class Lamb(torch.optim.Optimizer):
         grad_averaging: bool = True,
         trust_ratio_bounds: tuple[float, float] | None = None,
         max_grad_norm: float = 0.0,
+        variant: Variant = "apex",
+        kernel: str = "auto",
     ) -> None:
-        _check_ranges(lr, betas, eps, weight_decay, trust_ratio_bounds, max_grad_norm)
+        check_ranges(lr, betas, eps, weight_decay, trust_ratio_bounds, max_grad_norm)
+        check_choices(variant, kernel, use_nvlamb, grad_averaging)
         defaults = {
             "lr": lr,
             "betas": tuple(betas),
@@ -89,18 +123,25 @@ class Lamb(torch.optim.Optimizer):
             "grad_averaging": grad_averaging,
             "trust_ratio_bounds": trust_ratio_bounds,
             "max_grad_norm": max_grad_norm,
+            "variant": variant,
+            "kernel": kernel,
         }
-        self._last_trust_ratios: dict[str, torch.Tensor] = {}
-        self._last_grad_norm: torch.Tensor | None = None
-        self._binding: _Binding | None = None
+        self._layout: ShardLayout | None = None
+        self._members: list[torch.Tensor] = []
+        self._choices: dict[tuple[torch.device, torch.dtype], Choice] = {}
+        self._last = _LastStep()
         super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or `load_state_dict`, without what the last step left to report."""
         super().__setstate__(state)
-        self._binding = getattr(self, "_binding", None)
-        self._last_trust_ratios = {}
-        self._last_grad_norm = None
+        self._layout = getattr(self, "_layout", None)
+        self._members = getattr(self, "_members", [])
+        self._choices = {}
+        self._last = _LastStep()
+        for group in self.param_groups:  # of a state saved before they were there
+            group.setdefault("variant", "apex")
+            group.setdefault("kernel", "auto")
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -126,19 +167,9 @@ class Lamb(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._binding is not None:
-            self._step_sharded(self._binding)
-            return loss
-        for index, group in enumerate(self.param_groups):
-            _check_group(index, group)
-        divisor = self._clip_divisor()
-        ratios: dict[str, torch.Tensor] = {}
-        for index, group in enumerate(self.param_groups):
-            for name, parameter in zip(_names(index, group), group["params"], strict=True):
-                if parameter.grad is not None:
-                    gradient = parameter.grad if divisor is None else parameter.grad / divisor
-                    ratios[name] = self._update(parameter, gradient, group)
-        self._last_trust_ratios = ratios
+        targets = list(self._whole_targets() if self._layout is None else self._shard_targets())
+        if targets:
+            self._update(targets)
         return loss
 
     def bind(self, layout: ShardLayout) -> None:
@@ -162,57 +193,23 @@ class Lamb(torch.optim.Optimizer):
         if named != set(layout.names):
             odd = sorted(named ^ set(layout.names))
             raise ConfigError(f"optimizer and engine differ in their parameters: {odd[:3]}")
-        exempt = {
-            name
-            for group in self.param_groups
-            if group["weight_decay"] == 0.0 and not group["use_nvlamb"]
-            for name in group["names"]
-        }
         device = layout.shards[0].tensor.device
-        self._binding = _Binding(
-            layout=layout,
-            is_exempt=torch.tensor([name in exempt for name in layout.names], device=device),
-            last_ratios=torch.ones(len(layout.names), dtype=torch.float64, device=device),
-        )
+        self._layout = layout
+        self._members = [
+            torch.tensor([name in set(group["names"]) for name in layout.names], device=device)
+            for group in self.param_groups
+        ]
+        self._last = _LastStep(layout.names, tuple(shape.numel() for shape in layout.shapes))
 
     @property
     def layout(self) -> ShardLayout | None:
         """The layout of a bound optimizer, or None where parameters are whole."""
-        return None if self._binding is None else self._binding.layout
+        return self._layout
 
-    def _step_sharded(self, binding: _Binding) -> None:
-        """One step on the flat tensors that the groups hold now; all ranks call it together.
-
-        Phases: moments and update direction, element by element; squares of both by fragment; one
-        all-reduce of float64 [2, number of parameters]; each parameter's ratio to its fragments.
-        """
-        layout, device = binding.layout, binding.last_ratios.device
-        squares = torch.zeros(2, len(layout.names), dtype=torch.float64, device=device)
-        pending = []
-        for group in self.param_groups:
-            for flat in group["params"]:
-                shard = layout.shard_of(flat)
-                if shard is None:
-                    raise ConfigError(
-                        "LAMB was given a tensor that is not in its layout: the engine has changed "
-                        "its tensors since bind()"
-                    )
-                if flat.grad is None:
-                    continue
-                update = self._direction(flat, flat.grad, group)
-                for fragment in shard.fragments:
-                    squares[0, fragment.parameter] += sum_of_squares(fragment.of(flat))
-                    squares[1, fragment.parameter] += sum_of_squares(fragment.of(update))
-                pending.append((group, shard, update))
-        all_reduce_sum(squares, layout.group)
-        for group, shard, update in pending:
-            ratios = _ratios(squares, binding.is_exempt, group)
-            for fragment in shard.fragments:
-                scaled = fragment.of(update).mul_(group["lr"] * ratios[fragment.parameter])
-                fragment.of(shard.tensor).sub_(scaled)
-            # A step may cover some parameters only (ZeRO steps group by group).
-            is_stepped = squares.ne(0.0).any(dim=0)
-            binding.last_ratios = torch.where(is_stepped, ratios, binding.last_ratios)
+    @property
+    def kernel_choices(self) -> tuple[Choice, ...]:
+        """The kernels that the last steps used and why; empty before the first step."""
+        return tuple(self._choices.values())
 
     def last_trust_ratios(self) -> dict[str, float]:
         """The trust ratio r of each parameter in the last step, by name; one read of the device.
@@ -220,159 +217,211 @@ class Lamb(torch.optim.Optimizer):
         Parameters of groups without `names` are called by their place, `group.position`. Empty
         before the first step. The multiplier of the step is lr * r.
         """
-        if self._binding is not None:
-            names = self._binding.layout.names
-            return dict(zip(names, self._binding.last_ratios.tolist(), strict=True))
-        if not self._last_trust_ratios:
+        if self._last.ratios is None:
             return {}
-        device = next(iter(self._last_trust_ratios.values())).device
-        stacked = torch.stack([ratio.to(device) for ratio in self._last_trust_ratios.values()])
-        return dict(zip(self._last_trust_ratios, stacked.tolist(), strict=True))
+        return dict(zip(self._last.names, self._last.ratios.tolist(), strict=True))
+
+    def last_norms(self) -> LastNorms | None:
+        """Norms and ratios of the last step, still on the device; None before the first step.
+
+        All ranks have the same. A parameter that the step did not cover keeps its former values.
+        """
+        if self._last.sums is None or self._last.ratios is None:
+            return None
+        sums = self._last.sums
+        return LastNorms(
+            self._last.names,
+            sums[WEIGHT].sqrt(),
+            sums[UPDATE].sqrt(),
+            sums[GRADIENT].sqrt(),
+            self._last.ratios,
+        )
 
     def last_grad_norm(self) -> torch.Tensor | None:
         """Global gradient norm of the last step before clipping, float64 scalar on the device.
 
         None before the first step and where `max_grad_norm` is off.
         """
-        return self._last_grad_norm
+        return self._last.grad_norm
 
-    def _clip_divisor(self) -> torch.Tensor | None:
+    def _whole_targets(self) -> Iterator[_Target]:
+        """Every parameter that has a gradient, each a slab of its own; sets the names."""
+        names: list[str] = []
+        found = []
+        for index, group in enumerate(self.param_groups):
+            check_group(index, group)
+            for name, parameter in zip(names_of(index, group), group["params"], strict=True):
+                if parameter.grad is not None:
+                    fragment = Fragment(len(names), 0, 0, parameter.numel())
+                    found.append(_Target(parameter, (fragment,), index))
+                    names.append(name)
+        numels = tuple(target.tensor.numel() for target in found)
+        self._last = _LastStep(names=tuple(names), numels=numels)
+        yield from found
+
+    def _shard_targets(self) -> Iterator[_Target]:
+        """The flat tensors that the groups hold now; all ranks step the same ones together."""
+        assert self._layout is not None
+        for index, group in enumerate(self.param_groups):
+            for flat in group["params"]:
+                shard = self._layout.shard_of(flat)
+                if shard is None:
+                    raise ConfigError(
+                        "LAMB was given a tensor that is not in its layout: the engine has changed "
+                        "its tensors since bind()"
+                    )
+                if flat.grad is not None:
+                    yield _Target(flat, shard.fragments, index)
+
+    def _update(self, targets: list[_Target]) -> None:
+        """One step over all targets."""
+        layout, last = self._layout, self._last
+        device = targets[0].tensor.device
+        sums = torch.zeros(4, len(last.names), dtype=torch.float64, device=device)
+        divisor = self._clip_divisor(targets)
+        begun: list[tuple[Batch, Finish, torch.Tensor]] = []
+        for group_index, slabs, coefficients in self._slabs_by_coefficients(targets):
+            place = slabs[0].weight.device
+            local_divisor = None if divisor is None else divisor.to(place)
+            batch = Batch(tuple(slabs), coefficients, last.numels, local_divisor)
+            local_sums = torch.zeros_like(sums, device=place)
+            finish = self._kernel_for(batch).begin(batch, local_sums)
+            sums += local_sums.to(device)
+            begun.append((batch, finish, self._members_of(group_index, batch, device)))
+        if layout is not None:
+            all_reduce_sum(sums, layout.group)
+        is_stepped = sums[ELEMENTS] > 0
+        ratios = torch.ones(len(last.names), dtype=torch.float64, device=device)
+        for batch, finish, is_member in begun:
+            found = batch.coefficients.ratios(sums)
+            finish((batch.coefficients.step_size * found).to(batch.slabs[0].weight.device))
+            ratios = torch.where(is_member, found, ratios)
+        last.keep(sums, ratios, is_stepped)
+
+    def _slabs_by_coefficients(
+        self, targets: list[_Target]
+    ) -> Iterator[tuple[int, list[Slab], Coefficients]]:
+        """Flatten the targets, count their steps, and put together what can be done in one go."""
+        batches: dict[tuple[int, int, torch.device, torch.dtype], list[Slab]] = {}
+        for tensor, fragments, group_index in targets:
+            state = self.state[tensor]
+            if not state:
+                state["step"] = 0
+                state["exp_avg"] = torch.zeros_like(tensor)
+                state["exp_avg_sq"] = torch.zeros_like(tensor)
+            state["step"] += 1
+            key = (group_index, state["step"], tensor.device, tensor.dtype)
+            batches.setdefault(key, []).append(
+                make_slab(tensor, state, fragments, is_gradient_spare=self._layout is not None)
+            )
+        for key, slabs in batches.items():
+            group_index, step, *_ = key
+            yield group_index, slabs, _coefficients(self.param_groups[group_index], step)
+
+    def _members_of(self, group_index: int, batch: Batch, device: torch.device) -> torch.Tensor:
+        """Which parameters a batch updates, on whatever rank their elements lie: bool [P]."""
+        if self._layout is not None:
+            return self._members[group_index]
+        is_member = torch.zeros(len(batch.numels), dtype=torch.bool)
+        is_member[[fragment.parameter for slab in batch.slabs for fragment in slab.fragments]] = (
+            True
+        )
+        return is_member.to(device)
+
+    def _clip_divisor(self, targets: list[_Target]) -> torch.Tensor | None:
         """max(1, ||g||_global / max_grad_norm) as a float64 scalar, or None where it is off."""
         max_grad_norm = self.defaults["max_grad_norm"]
         if max_grad_norm == 0.0:
             return None
-        squares = [
-            sum_of_squares(parameter.grad)
-            for group in self.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        if not squares:
-            return None
-        device = squares[0].device
-        self._last_grad_norm = torch.stack([square.to(device) for square in squares]).sum().sqrt()
-        divisor: torch.Tensor = (self._last_grad_norm / max_grad_norm).clamp(min=1.0)
+        device = targets[0].tensor.device
+        gradients = [t.tensor.grad for t in targets if t.tensor.grad is not None]
+        squares = [sum_of_squares(gradient).to(device) for gradient in gradients]
+        self._last.grad_norm = torch.stack(squares).sum().sqrt()
+        divisor: torch.Tensor = (self._last.grad_norm / max_grad_norm).clamp(min=1.0)
         return divisor
 
-    def _update(
-        self, parameter: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
-    ) -> torch.Tensor:
-        """Updates one whole parameter in place; returns its trust ratio, float64 scalar."""
-        update = self._direction(parameter, gradient, group)
-        is_exempt = torch.tensor(
-            group["weight_decay"] == 0.0 and not group["use_nvlamb"], device=parameter.device
-        )
-        squares = torch.stack([sum_of_squares(parameter), sum_of_squares(update)])
-        ratio = _ratios(squares, is_exempt, group)
-        parameter.sub_(update.mul_(group["lr"] * ratio))
-        return ratio
+    def _kernel_for(self, batch: Batch) -> Kernel:
+        weight = batch.slabs[0].weight
+        key = (weight.device, weight.dtype)
+        if key not in self._choices:
+            options = self.defaults
+            choice = choose_kernel(
+                options["kernel"],
+                *key,
+                is_standard_lamb=options["variant"] == "apex"
+                and options["bias_correction"]
+                and options["grad_averaging"],
+            )
+            log.info("LAMB on %s: kernel %s (%s)", key[0], choice.kernel.name, choice.reason)
+            self._choices[key] = choice
+        return self._choices[key].kernel
 
-    def _direction(
-        self, tensor: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]
-    ) -> torch.Tensor:
-        """Advances the moments of a whole or flat tensor; returns u, in its shape."""
-        beta1, beta2 = group["betas"]
-        state = self.state[tensor]
-        if not state:
-            state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(tensor)
-            state["exp_avg_sq"] = torch.zeros_like(tensor)
-        state["step"] += 1
-        exp_avg, exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
 
-        beta3 = 1.0 - beta1 if group["grad_averaging"] else 1.0
-        exp_avg.mul_(beta1).add_(gradient, alpha=beta3)
-        exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+class LastNorms(NamedTuple):
+    """What the last step measured of each parameter. P parameters, float64, on the device.
 
-        correction1 = correction2 = 1.0
-        if group["bias_correction"]:
-            correction1 = 1.0 - beta1 ** state["step"]
-            correction2 = 1.0 - beta2 ** state["step"]
-        denominator = (exp_avg_sq / correction2).sqrt_().add_(group["eps"])
-        update: torch.Tensor = (exp_avg / correction1).div_(denominator)
-        return update.add_(tensor, alpha=group["weight_decay"])
+    Attributes:
+        names: of the parameters.
+        weight_norms: [P], ||w|| before the step.
+        update_norms: [P], ||u||; the step moved w by lr * r * ||u||.
+        grad_norms: [P], ||g|| as the moments took it: unscaled and clipped.
+        trust_ratios: [P], r.
+    """
+
+    names: tuple[str, ...]
+    weight_norms: torch.Tensor
+    update_norms: torch.Tensor
+    grad_norms: torch.Tensor
+    trust_ratios: torch.Tensor
+
+
+class _Target(NamedTuple):
+    """A tensor to update, what lies in it, and the number of its group."""
+
+    tensor: torch.Tensor
+    fragments: tuple[Fragment, ...]
+    group_index: int
 
 
 @dataclass
-class _Binding:
-    """What a bound optimizer knows besides its groups.
+class _LastStep:
+    """What is kept of the last step, by parameter, and the gradient norm before clipping."""
 
-    Attributes:
-        layout: where parameters lie.
-        is_exempt: bool [P], parameters whose ratio is 1 because they are not decayed.
-        last_ratios: float64 [P], of each parameter's last step.
-    """
+    names: tuple[str, ...] = ()
+    numels: tuple[int, ...] = ()
+    sums: torch.Tensor | None = None
+    ratios: torch.Tensor | None = None
+    grad_norm: torch.Tensor | None = None
 
-    layout: ShardLayout
-    is_exempt: torch.Tensor
-    last_ratios: torch.Tensor
-
-
-def _ratios(squares: torch.Tensor, is_exempt: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-    """||w|| / ||u||, or 1 where the module's docstring says so; NaN if either is NaN.
-
-    Args:
-        squares: float64 [2, ...], sums of squares of w and of u.
-        is_exempt: bool [...], where the ratio is 1 because there is no decay.
-        group: gives the bounds.
-
-    Returns:
-        float64 [...].
-    """
-    weight_norm, update_norm = squares.sqrt()
-    ratio = weight_norm / update_norm
-    if group["trust_ratio_bounds"] is not None:
-        lowest, highest = group["trust_ratio_bounds"]
-        ratio = ratio.clamp(lowest, highest)
-    is_one = is_exempt | (weight_norm == 0.0) | (update_norm == 0.0)
-    return torch.where(is_one, 1.0, ratio)
+    def keep(self, sums: torch.Tensor, ratios: torch.Tensor, is_stepped: torch.Tensor) -> None:
+        """Take over what a step found out; it may have covered some parameters only."""
+        if self.sums is None or self.ratios is None:
+            self.sums, self.ratios = sums, ratios
+        else:
+            self.sums = torch.where(is_stepped, sums, self.sums)
+            self.ratios = torch.where(is_stepped, ratios, self.ratios)
 
 
-def _names(index: int, group: dict[str, Any]) -> list[str]:
-    """The names of a group's parameters, or `group.position` where it carries none."""
-    if "names" in group:
-        return list(group["names"])
-    return [f"{index}.{position}" for position in range(len(group["params"]))]
-
-
-def _check_group(index: int, group: dict[str, Any]) -> None:
-    """Refuse groups on which a per-tensor trust ratio would be meaningless or imprecise."""
-    num_names, num_tensors = len(_names(index, group)), len(group["params"])
-    if num_names != num_tensors:
-        raise ConfigError(
-            f"LAMB's group {index} was built from {num_names} named parameters and now holds "
-            f"{num_tensors} tensors: the engine has flattened them, and one trust ratio over a "
-            "flat tensor is wrong; use ZeRO stage 0 in float32."
-        )
-    for name, parameter in zip(_names(index, group), group["params"], strict=True):
-        if parameter.dtype not in (torch.float32, torch.float64):
-            raise ConfigError(
-                f"LAMB needs float32 parameters, and {name} is {parameter.dtype}: small updates "
-                "would round to nothing; give it float32 master weights."
-            )
-
-
-def _check_ranges(
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-    trust_ratio_bounds: tuple[float, float] | None,
-    max_grad_norm: float,
-) -> None:
-    rules = [
-        ("lr", lr, 0.0 <= lr < math.inf, "finite and at least 0"),
-        ("betas", betas, len(betas) == 2 and all(0.0 <= b < 1.0 for b in betas), "two in [0, 1)"),
-        ("eps", eps, 0.0 <= eps < math.inf, "finite and at least 0"),
-        ("weight_decay", weight_decay, 0.0 <= weight_decay < math.inf, "finite and at least 0"),
-        ("max_grad_norm", max_grad_norm, 0.0 <= max_grad_norm < math.inf, "0 (off) or positive"),
-    ]
-    if trust_ratio_bounds is not None:
-        lowest, highest = trust_ratio_bounds
-        is_interval = 0.0 <= lowest <= highest
-        rules.append(
-            ("trust_ratio_bounds", trust_ratio_bounds, is_interval, "0 <= lowest <= highest")
-        )
-    for name, value, holds, rule in rules:
-        if not holds:
-            raise ConfigError(f"LAMB's {name} must be {rule}, not {value}.")
+def _coefficients(group: dict[str, Any], step: int) -> Coefficients:
+    """The numbers of a group at update `step` = 1, 2, ... of its tensors."""
+    beta1, beta2 = group["betas"]
+    correction1 = correction2 = 1.0
+    if group["bias_correction"]:
+        correction1, correction2 = 1.0 - beta1**step, 1.0 - beta2**step
+    is_deepspeed = group["variant"] == "deepspeed"
+    factor = math.sqrt(correction2) / correction1 if is_deepspeed else 1.0
+    lowest, highest = group["trust_ratio_bounds"] or (0.0, math.inf)
+    return Coefficients(
+        step=step,
+        beta1=beta1,
+        beta2=beta2,
+        beta3=1.0 - beta1 if group["grad_averaging"] else 1.0,
+        correction1=1.0 if is_deepspeed else correction1,
+        correction2=1.0 if is_deepspeed else correction2,
+        eps=group["eps"],
+        weight_decay=group["weight_decay"],
+        step_size=group["lr"] * factor,
+        lowest=lowest,
+        highest=highest,
+        is_exempt=not is_deepspeed and group["weight_decay"] == 0.0 and not group["use_nvlamb"],
+    )

@@ -109,7 +109,7 @@ class ShardLayout:
         Returns:
             float32 by parameter name, on the CPU; empty on all ranks but the group's first.
         """
-        first = torch_dist.get_rank(self.group) == 0
+        first = not torch_dist.is_initialized() or torch_dist.get_rank(self.group) == 0
         found: dict[str, torch.Tensor] = {}
         pieces = self._pieces_by_parameter(flats)
         for number, (name, shape) in enumerate(zip(self.names, self.shapes, strict=True)):
@@ -151,8 +151,11 @@ class ShardLayout:
 def all_reduce_sum(tensor: torch.Tensor, group: torch_dist.ProcessGroup | None) -> None:
     """Sum a tensor over the ranks of a group, in place, wherever it lies.
 
-    State that is offloaded lies on the CPU while the group may work on GPUs alone.
+    State that is offloaded lies on the CPU while the group may work on GPUs alone. Where there is
+    no process group at all, this process holds everything.
     """
+    if not torch_dist.is_initialized():
+        return
     if torch_dist.get_backend(group) == "nccl" and tensor.device.type == "cpu":
         moved = tensor.cuda()
         torch_dist.all_reduce(moved, group=group)

@@ -1,0 +1,129 @@
+"""Kernels that compute a LAMB step, and the choice among them.
+
+`auto` takes the fastest that works where the tensors lie: on GPUs Triton's, else apex's, else the
+plain one; on CPUs the C one where a compiler is found, else the plain one; the plain one anywhere
+else and for any dtype but float32. A kernel asked for by name is used or refused, never replaced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+
+from bert_ds.errors import ConfigError
+from bert_ds.optim.kernels.base import Kernel
+from bert_ds.optim.kernels.build import BuildError
+from bert_ds.optim.kernels.cpu import CpuKernel
+from bert_ds.optim.kernels.plain import PlainKernel
+
+KernelName = Literal["auto", "plain", "cpu", "triton", "apex"]
+KERNEL_NAMES: tuple[str, ...] = get_args(KernelName)
+
+
+class Choice(NamedTuple):
+    """A kernel and why it was taken."""
+
+    kernel: Kernel
+    reason: str
+
+
+class _Unavailable(Exception):
+    """A kernel cannot be used here; the message says why, in a few words."""
+
+
+def choose_kernel(
+    name: str, device: torch.device, dtype: torch.dtype, *, is_standard_lamb: bool
+) -> Choice:
+    """The kernel for tensors of a device and dtype; one instance serves one optimizer.
+
+    Args:
+        name: one of KERNEL_NAMES.
+        device: where the tensors lie.
+        dtype: of the master weights.
+        is_standard_lamb: whether bias correction and gradient averaging are on and the variant is
+            apex's, which is all that apex's kernels can do.
+
+    Raises:
+        ConfigError: a kernel asked for by name does not work here.
+    """
+    tries = {
+        "triton": lambda: _triton(device, dtype),
+        "apex": lambda: _apex(device, dtype, is_standard_lamb),
+        "cpu": lambda: _cpu(device, dtype),
+        "plain": lambda: Choice(PlainKernel(), "works everywhere"),
+    }
+    if name != "auto":
+        try:
+            return Choice(tries[name]().kernel, "asked for by name")
+        except _Unavailable as err:
+            raise ConfigError(
+                f"LAMB's kernel '{name}' cannot be used here: {err}. Set kernel to auto, or to "
+                "plain, which works everywhere"
+            ) from err
+    fastest = {"cuda": ("triton", "apex"), "cpu": ("cpu",)}.get(device.type, ())
+    complaints = []
+    for candidate in fastest:
+        try:
+            return tries[candidate]()
+        except _Unavailable as err:
+            complaints.append(f"{candidate}: {err}")
+    return Choice(PlainKernel(), "; ".join(complaints) or f"none is faster on {device.type}")
+
+
+def _triton(device: torch.device, dtype: torch.dtype) -> Choice:
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    _check_place(device, dtype, ("cuda", "cpu") if is_interpreted else ("cuda",))
+    try:
+        from bert_ds.optim.kernels.triton_lamb import TritonKernel
+    except ImportError as err:
+        raise _Unavailable(f"Triton cannot be imported ({err})") from None
+    return Choice(TritonKernel(), "Triton can be imported")
+
+
+def _apex(device: torch.device, dtype: torch.dtype, is_standard_lamb: bool) -> Choice:
+    _check_place(device, dtype, ("cuda",))
+    if not is_standard_lamb:
+        raise _Unavailable("it has no variant, and no way without bias correction or averaging")
+    amp_c = import_amp_c()
+    from bert_ds.optim.kernels.apex import ApexKernel
+
+    return Choice(ApexKernel(amp_c), "Triton cannot be used, NVIDIA apex can be imported")
+
+
+def import_amp_c() -> Any:
+    """NVIDIA apex's extension module.
+
+    The package called apex on PyPI is another project and has none.
+    """
+    try:
+        amp_c = importlib.import_module("amp_C")
+    except ImportError as err:
+        raise _Unavailable(f"NVIDIA apex's amp_C cannot be imported ({err})") from None
+    needed = (
+        "multi_tensor_lamb_stage1_cuda",
+        "multi_tensor_lamb_stage2_cuda",
+        "multi_tensor_l2norm",
+    )
+    missing = [function for function in needed if not hasattr(amp_c, function)]
+    if missing:
+        raise _Unavailable(f"this amp_C has no {', '.join(missing)}")
+    return amp_c
+
+
+def _cpu(device: torch.device, dtype: torch.dtype) -> Choice:
+    _check_place(device, dtype, ("cpu",))
+    try:
+        kernel = CpuKernel()
+    except BuildError as err:
+        raise _Unavailable(str(err)) from None
+    return Choice(kernel, f"built with {kernel.build}")
+
+
+def _check_place(device: torch.device, dtype: torch.dtype, device_types: tuple[str, ...]) -> None:
+    if device.type not in device_types:
+        raise _Unavailable(f"it works on {device_types[0]} tensors, and these lie on {device.type}")
+    if dtype != torch.float32:
+        raise _Unavailable(f"it works in float32, and these are {dtype}")

@@ -1,0 +1,122 @@
+"""The fused kernel for CPUs: `lamb.c`, called through ctypes over a table of fragments."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from bert_ds.optim.kernels.base import ELEMENTS, GRADIENT, Batch, Coefficients, Finish
+from bert_ds.optim.kernels.build import load_library
+
+SOURCE = Path(__file__).with_name("lamb.c")
+_BYTES = 4  # of a float32
+_Table: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+class _Coefficients(ctypes.Structure):
+    """`Coefficients` of lamb.c."""
+
+    _fields_ = (
+        ("gradient_scale", ctypes.c_float),
+        ("beta1", ctypes.c_float),
+        ("beta2", ctypes.c_float),
+        ("beta3", ctypes.c_float),
+        ("beta2_rest", ctypes.c_float),
+        ("inverse_correction1", ctypes.c_float),
+        ("inverse_correction2", ctypes.c_float),
+        ("eps", ctypes.c_float),
+        ("weight_decay", ctypes.c_float),
+        ("step_size", ctypes.c_double),
+        ("lowest", ctypes.c_double),
+        ("highest", ctypes.c_double),
+        ("is_exempt", ctypes.c_int32),
+    )
+
+
+class CpuKernel:
+    """Float32 on CPUs, with as many threads as torch has.
+
+    Attributes:
+        build: how the library was built.
+    """
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        """Build or load the library.
+
+        Raises:
+            BuildError: it cannot be built here.
+        """
+        self._library, self.build = _load()
+
+    def begin(self, batch: Batch, sums: torch.Tensor) -> Finish:
+        """As `Kernel.begin`; moves the weights of whole parameters."""
+        table, parameters = _fragment_table(batch)
+        count = len(table)
+        coefficients = _pack(batch.coefficients, batch.divisor)
+        num_threads = torch.get_num_threads()
+        if count:
+            squares = np.zeros((3, count))
+            block = self._library.lamb_block()
+            partial = np.empty(3 * (int(table[:, 5].max()) // block + 1))
+            self._library.lamb_advance(
+                _pointer(table), count, ctypes.byref(coefficients), _pointer(squares),
+                _pointer(partial), num_threads,
+            )  # fmt: skip
+            sums[: GRADIENT + 1].index_add_(1, parameters, torch.from_numpy(squares))
+            sums[ELEMENTS].index_add_(0, parameters, torch.from_numpy(table[:, 5]).double())
+
+        def finish(multipliers: torch.Tensor) -> None:
+            if count and not table[:, 6].all():
+                chosen = np.ascontiguousarray(multipliers[parameters].numpy())
+                self._library.lamb_apply(
+                    _pointer(table), count, ctypes.byref(coefficients), _pointer(chosen),
+                    num_threads,
+                )  # fmt: skip
+
+        return finish
+
+
+@functools.cache
+def _load() -> tuple[ctypes.CDLL, str]:
+    library, description = load_library(SOURCE)
+    pointer, int64, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+    library.lamb_advance.argtypes = (pointer, int64, pointer, pointer, pointer, threads)
+    library.lamb_apply.argtypes = (pointer, int64, pointer, pointer, threads)
+    library.lamb_advance.restype = library.lamb_apply.restype = None
+    library.lamb_block.restype = int64
+    return library, description
+
+
+def _fragment_table(batch: Batch) -> tuple[_Table, torch.Tensor]:
+    """One row a fragment as lamb.c's `Fragment`, and each fragment's parameter number."""
+    rows, parameters = [], []
+    for slab in batch.slabs:
+        places = [t.data_ptr() for t in (slab.weight, slab.gradient, slab.exp_avg, slab.exp_avg_sq)]
+        for fragment in slab.fragments:
+            offset = _BYTES * fragment.flat_start
+            is_whole = fragment.numel == batch.numels[fragment.parameter]
+            kept = places[1] + offset if slab.is_gradient_spare and is_whole else 0
+            pointers = (place + offset for place in places)
+            rows.append((*pointers, kept, fragment.numel, int(is_whole), 0))
+            parameters.append(fragment.parameter)
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), 8)
+    return table, torch.tensor(parameters, dtype=torch.int64)
+
+
+def _pack(c: Coefficients, divisor: torch.Tensor | None) -> _Coefficients:
+    return _Coefficients(
+        1.0 if divisor is None else 1.0 / float(divisor),
+        c.beta1, c.beta2, c.beta3, 1.0 - c.beta2, 1.0 / c.correction1, 1.0 / c.correction2, c.eps,
+        c.weight_decay, c.step_size, c.lowest, c.highest, int(c.is_exempt),
+    )  # fmt: skip
+
+
+def _pointer(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
