@@ -22,6 +22,17 @@ GRADIENTS = [
 ]
 DECAY = {"dense.weight": 0.01, "dense.bias": 0.0}
 
+# After both updates with lr 0.02 and all else at its default: weights, and the last trust ratio of
+# dense.weight. Worked out by the formulae in decimal arithmetic of 50 digits.
+WORKED_WEIGHT = [
+    0.49252775045911523,
+    -1.30446747217165072,
+    2.05251697076665966,
+    0.69922214673232591,
+]
+WORKED_BIAS = [0.31504588310720063, -0.43835505824423824]
+WORKED_RATIO = 1.62492719295160691
+
 
 def norm(values: list[float]) -> float:
     return math.sqrt(math.fsum(value * value for value in values))
@@ -35,12 +46,14 @@ def lamb_in_plain_python(
     grad_averaging: bool = True,
     trust_ratio_bounds: tuple[float, float] | None = None,
     max_grad_norm: float = 0.0,
+    variant: str = "apex",
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
     """Two updates from START; the weights, and the trust ratios of the second update."""
     weights = copy.deepcopy(START)
     m = {name: [0.0] * len(values) for name, values in START.items()}
     v = {name: [0.0] * len(values) for name, values in START.items()}
     ratios = {}
+    is_deepspeed = variant == "deepspeed"
     for t, gradients in enumerate(GRADIENTS, start=1):
         global_norm = norm([g for values in gradients.values() for g in values])
         divisor = max(1.0, global_norm / max_grad_norm) if max_grad_norm else 1.0
@@ -50,16 +63,22 @@ def lamb_in_plain_python(
                 g = gradient / divisor
                 m[name][i] = BETA1 * m[name][i] + ((1 - BETA1) if grad_averaging else 1.0) * g
                 v[name][i] = BETA2 * v[name][i] + (1 - BETA2) * g * g
-                m_hat = m[name][i] / (1 - BETA1**t) if bias_correction else m[name][i]
-                v_hat = v[name][i] / (1 - BETA2**t) if bias_correction else v[name][i]
+                is_corrected = bias_correction and not is_deepspeed
+                m_hat = m[name][i] / (1 - BETA1**t) if is_corrected else m[name][i]
+                v_hat = v[name][i] / (1 - BETA2**t) if is_corrected else v[name][i]
                 update.append(m_hat / (math.sqrt(v_hat) + eps) + DECAY[name] * w[i])
             ratio = 1.0
-            if DECAY[name] or use_nvlamb:
+            if DECAY[name] or use_nvlamb or is_deepspeed:
                 ratio = norm(w) / norm(update)
                 if trust_ratio_bounds:
                     ratio = min(max(ratio, trust_ratio_bounds[0]), trust_ratio_bounds[1])
             ratios[name] = ratio
-            weights[name] = [w_i - lr * ratio * u_i for w_i, u_i in zip(w, update, strict=True)]
+            factor = 1.0
+            if is_deepspeed and bias_correction:
+                factor = math.sqrt(1 - BETA2**t) / (1 - BETA1**t)
+            weights[name] = [
+                w_i - lr * factor * ratio * u_i for w_i, u_i in zip(w, update, strict=True)
+            ]
     return weights, ratios
 
 
@@ -96,6 +115,10 @@ def take_steps(
         {"max_grad_norm": 0.2},
         {"max_grad_norm": 0.45},
         {"max_grad_norm": 100.0},
+        {"variant": "deepspeed"},
+        {"variant": "deepspeed", "bias_correction": False},
+        {"variant": "deepspeed", "trust_ratio_bounds": (0.01, 0.3)},
+        {"variant": "deepspeed", "trust_ratio_bounds": (2.5, 10.0), "max_grad_norm": 0.2},
     ],
     ids=str,
 )
@@ -107,6 +130,22 @@ def test_two_updates_of_two_parameters_to_all_digits(options: dict[str, Any]) ->
     for name, parameter in named.items():
         assert parameter.tolist() == pytest.approx(expected[name], rel=1e-14), name
     assert optimizer.last_trust_ratios() == pytest.approx(expected_ratios, rel=1e-14)
+
+    in_float32 = parameters(torch.float32)  # by the fastest kernel of this machine
+    optimizer = Lamb(groups(in_float32), lr=0.02, **options)
+    take_steps(optimizer, in_float32, GRADIENTS)
+    for name, parameter in in_float32.items():
+        assert parameter.tolist() == pytest.approx(expected[name], rel=2e-6), name
+    assert optimizer.last_trust_ratios() == pytest.approx(expected_ratios, rel=2e-6)
+
+
+def test_two_updates_worked_out_with_all_digits() -> None:
+    named = parameters()
+    optimizer = Lamb(groups(named), lr=0.02)
+    take_steps(optimizer, named, GRADIENTS)
+    assert named["dense.weight"].tolist() == pytest.approx(WORKED_WEIGHT, rel=1e-14)
+    assert named["dense.bias"].tolist() == pytest.approx(WORKED_BIAS, rel=1e-14)
+    assert optimizer.last_trust_ratios()["dense.weight"] == pytest.approx(WORKED_RATIO, rel=1e-14)
 
 
 def test_options_differ_from_each_other() -> None:
@@ -120,6 +159,8 @@ def test_options_differ_from_each_other() -> None:
         {"grad_averaging": False},
         {"trust_ratio_bounds": (0.01, 0.3)},
         {"max_grad_norm": 0.2},
+        {"variant": "deepspeed"},
+        {"variant": "deepspeed", "bias_correction": False},
     ]
     for chosen in options:
         weights, _ = lamb_in_plain_python(**chosen)
@@ -305,9 +346,79 @@ def test_half_precision_parameters_are_refused() -> None:
         ({"eps": -1e-6}, "LAMB's eps"),
         ({"weight_decay": -0.1}, "LAMB's weight_decay"),
         ({"trust_ratio_bounds": (0.3, 0.01)}, "0 <= lowest <= highest"),
+        ({"trust_ratio_bounds": (0.0, 0.0)}, "highest above 0"),
         ({"max_grad_norm": -1.0}, "LAMB's max_grad_norm"),
+        ({"variant": "nvidia"}, "variant must be one of apex, deepspeed, not 'nvidia'"),
+        ({"kernel": "cuda"}, "kernel must be one of auto, plain, cpu, triton, apex, not 'cuda'"),
+        ({"variant": "deepspeed", "use_nvlamb": True}, "has neither use_nvlamb"),
+        ({"variant": "deepspeed", "grad_averaging": False}, "nor grad_averaging=False"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Lamb([torch.nn.Parameter(torch.ones(1))], **{"lr": 0.1, **options})
+
+
+def test_sparse_gradients_are_refused() -> None:
+    embedding = torch.nn.Embedding(5, 2, sparse=True)
+    embedding(torch.tensor([1, 3])).sum().backward()
+    with pytest.raises(ConfigError, match=r"dense gradients, .* shape \(5, 2\)"):
+        Lamb(embedding.parameters(), lr=0.1).step()
+
+
+@pytest.mark.parametrize("kernel", ["plain", "cpu"])
+def test_the_order_of_elements_in_memory_does_not_matter(kernel: str) -> None:
+    values = torch.arange(1.0, 13.0).reshape(3, 4)
+    gradient = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
+    straight = torch.nn.Parameter(values.clone())
+    turned = torch.nn.Parameter(values.t().contiguous().t())
+    assert not turned.is_contiguous()
+    for weight in (straight, turned):
+        optimizer = Lamb([weight], lr=0.1, kernel=kernel)
+        for _ in range(2):
+            weight.grad = gradient.clone()
+            optimizer.step()
+    assert torch.allclose(straight, turned, rtol=1e-6)
+    assert not torch.equal(straight, values)
+
+
+def test_a_tensor_whose_elements_overlap_is_refused() -> None:
+    weight = torch.nn.Parameter(torch.ones(1).expand(4))
+    weight.grad = torch.ones(4)
+    with pytest.raises(ConfigError, match="its elements overlap or have gaps"):
+        Lamb([weight], lr=0.1).step()
+
+
+@pytest.mark.parametrize("kernel", ["plain", "cpu"])
+def test_a_parameter_without_elements_is_left_as_it_is(kernel: str) -> None:
+    empty, weight = torch.nn.Parameter(torch.ones(0, 3)), torch.nn.Parameter(torch.ones(2))
+    optimizer = Lamb([empty, weight], lr=0.1, kernel=kernel)
+    empty.grad, weight.grad = torch.ones(0, 3), torch.ones(2)
+    optimizer.step()
+    assert optimizer.last_trust_ratios()["0.0"] == 1.0
+    assert weight.tolist() != [1.0, 1.0]
+
+
+def test_gradients_of_whole_parameters_are_left_as_they_are() -> None:
+    weight = torch.nn.Parameter(torch.linspace(-1.0, 1.0, 300_000))
+    weight.grad = torch.linspace(0.0, 1.0, 300_000)
+    before = weight.grad.clone()
+    Lamb([weight], lr=0.1, max_grad_norm=1.0).step()
+    assert torch.equal(weight.grad, before)
+
+
+def test_norms_of_the_last_step_by_parameter() -> None:
+    named = parameters()
+    optimizer = Lamb(groups(named), lr=0.02)
+    assert optimizer.last_norms() is None
+    take_steps(optimizer, named, GRADIENTS[:1])
+    norms = optimizer.last_norms()
+    assert norms is not None
+    assert norms.names == ("dense.weight", "dense.bias")
+    expected = [norm(START["dense.weight"]), norm(START["dense.bias"])]
+    assert norms.weight_norms.tolist() == pytest.approx(expected, rel=1e-14)
+    expected = [norm(GRADIENTS[0]["dense.weight"]), norm(GRADIENTS[0]["dense.bias"])]
+    assert norms.grad_norms.tolist() == pytest.approx(expected, rel=1e-14)
+    # m-hat = g and v-hat = g^2 at the first update: u = sign(g) without decay
+    assert norms.update_norms[1].item() == pytest.approx(math.sqrt(2.0), rel=1e-4)
+    assert norms.trust_ratios.tolist() == list(optimizer.last_trust_ratios().values())
