@@ -19,6 +19,7 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.errors import TrainingError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.optim.lamb import Lamb
+from bert_ds.optim.overflow import OverflowWatch
 from bert_ds.optim.zero_layout import read_layout
 from bert_ds.world import World
 
@@ -38,6 +39,7 @@ class TrainEngine:
         optimizer: Lamb,
         deepspeed_config: dict[str, Any],
         world: World,
+        max_skipped_in_a_row: int = 40,
     ) -> None:
         """Wrap model and optimizer.
 
@@ -46,6 +48,7 @@ class TrainEngine:
             optimizer: over the model's parameters.
             deepspeed_config: as made by `config.deepspeed.deepspeed_config`.
             world: this rank; torch.distributed is initialised.
+            max_skipped_in_a_row: updates that may overflow one after the other under fp16.
         """
         deepspeed = import_deepspeed()
         self.model = model
@@ -57,6 +60,12 @@ class TrainEngine:
         self._engine.train()
         if self._engine.zero_optimization():
             optimizer.bind(read_layout(self._engine.optimizer, model))
+        self._watch: OverflowWatch | None = None
+        if self._engine.fp16_enabled():
+            fp16 = deepspeed_config["fp16"]
+            is_dynamic = not fp16.get("loss_scale", 0)
+            lowest_scale = float(fp16.get("min_loss_scale", 1)) if is_dynamic else 0.0
+            self._watch = OverflowWatch(model, max_skipped_in_a_row, lowest_scale)
 
     def micro_step(
         self, batch: PretrainingBatch, num_predictions: int, num_sequences: int
@@ -72,8 +81,11 @@ class TrainEngine:
             The micro batch's sums, detached, still on the device.
 
         Raises:
-            TrainingError: under fp16 the gradients overflow at the lowest loss scale.
+            TrainingError: under fp16 the gradients overflow at the lowest loss scale, or in too
+                many updates in a row.
         """
+        if self._watch is not None and self.loss_scale is not None:
+            self._watch.before_backward(self.loss_scale)
         output: PretrainingOutput = self._engine(batch)
         loss = output.mlm_loss_sum / max(num_predictions, 1) + output.nsp_loss_sum / num_sequences
         self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
@@ -86,12 +98,20 @@ class TrainEngine:
         except Exception as err:  # DeepSpeed 0.19.8 has no class of its own for it
             if "loss scale already at minimum" not in str(err):
                 raise
-            raise TrainingError(
-                f"the gradients overflow at the lowest loss scale ({self.loss_scale:g}, "
-                "fp16.min_loss_scale): the run has diverged. Start a run in another --output-dir "
-                "with a lower optimizer.params.lr, a longer warm-up or bf16; --resume PATH lets it "
-                "begin from an earlier checkpoint of this one"
-            ) from err
+            raise self._overflow_error("at the lowest loss scale (fp16.min_loss_scale)") from err
+        if self._watch is not None and self._engine.is_gradient_accumulation_boundary():
+            if self._watch.after_update(was_applied=self.was_update_applied):
+                raise self._overflow_error("in as many updates as max_skipped_in_a_row allows")
+
+    def _overflow_error(self, when: str) -> TrainingError:
+        assert self._watch is not None
+        return TrainingError(
+            f"the gradients overflow {when}, loss scale {self.loss_scale:.12g}: "
+            f"{self._watch.describe()}. The run has diverged, or the scale is far too high: start "
+            "a run in another --output-dir with a lower optimizer.params.lr, a longer warm-up, a "
+            "lower fp16.initial_scale_power or bf16; --resume PATH lets it begin from an earlier "
+            "checkpoint of this one"
+        )
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Learning rate of the next update, for all parameter groups."""

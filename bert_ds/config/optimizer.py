@@ -1,13 +1,14 @@
 """The `optimizer` section of a DeepSpeed JSON, checked.
 
-DeepSpeed's own keys and spelling, so that one file says it all. Our LAMB is apex's, not
-DeepSpeed's (see `bert_ds.optim.lamb`), and so are the defaults of what a file leaves out.
+DeepSpeed's own keys and spelling, so that one file says it all. LAMB is apex's unless `variant` says
+`deepspeed` (see `bert_ds.optim.lamb` for how they differ), and so are the defaults of what a file
+leaves out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -18,28 +19,42 @@ from bert_ds.errors import ConfigError
 LAMB_TYPES = ("Lamb", "FusedLamb")
 SECTION_KEYS = ("type", "params")
 
+DEFAULTS_OF_DEEPSPEED = {"eps": 1e-8, "weight_decay": 0.0, "max_coeff": 10.0, "min_coeff": 0.01}
+"""What DeepSpeed's FusedLamb takes for a key that is left out, where apex's LAMB takes another."""
+
 
 class LambConfig(FrozenConfig):
     """`optimizer.params` of a DeepSpeed JSON whose type is Lamb or FusedLamb."""
 
     lr: float = Field(gt=0.0, allow_inf_nan=False)
     """Peak learning rate."""
+    variant: Literal["apex", "deepspeed"] = "apex"
+    """Whose LAMB: apex's, or that of DeepSpeed's FusedLamb, with its defaults."""
+    kernel: Literal["auto", "plain", "cpu", "triton", "apex"] = "auto"
+    """What computes a step; auto takes the fastest that works where the weights lie."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the first and second moment, each in [0, 1)."""
     eps: float = Field(default=1e-6, ge=0.0, allow_inf_nan=False)
-    """Added to the denominator. Differs from DeepSpeed, whose default is 1e-8."""
+    """Added to the denominator. 1e-8 by default for the variant deepspeed."""
     weight_decay: float = Field(default=0.01, ge=0.0, allow_inf_nan=False)
-    """Decay of all but biases and LayerNorm weights. Differs from DeepSpeed, whose default is 0."""
+    """Decay of all but biases and LayerNorm weights. 0 by default for the variant deepspeed."""
     bias_correction: bool = True
     """Whether the moments are corrected for their start from zero."""
     max_coeff: float | None = Field(default=None, gt=0.0)
-    """Highest trust ratio; null for no bound. Differs from DeepSpeed, whose default is 10."""
+    """Highest trust ratio; null for no bound. 10 by default for the variant deepspeed."""
     min_coeff: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
-    """Lowest trust ratio; null for no bound. Differs from DeepSpeed, whose default is 0.01."""
+    """Lowest trust ratio; null for no bound. 0.01 by default for the variant deepspeed."""
     use_nvlamb: bool = False
-    """Whether parameters without weight decay get a trust ratio of their own."""
+    """Whether parameters without weight decay get a trust ratio of their own; apex's alone."""
     grad_averaging: bool = True
-    """Whether the gradient enters the first moment with weight 1 - beta1, or with 1."""
+    """Whether the gradient enters the first moment with weight 1 - beta1, or with 1; apex's alone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_the_variant(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("variant") == "deepspeed":
+            return {**DEFAULTS_OF_DEEPSPEED, **values}
+        return values
 
     @model_validator(mode="after")
     def _values_fit_each_other(self) -> LambConfig:
@@ -48,6 +63,11 @@ class LambConfig(FrozenConfig):
         lowest, highest = self.trust_ratio_bounds or (0.0, float("inf"))
         if lowest > highest:
             raise ValueError(f"min_coeff ({lowest}) must not exceed max_coeff ({highest})")
+        if self.variant == "deepspeed" and (self.use_nvlamb or not self.grad_averaging):
+            raise ValueError(
+                "the variant deepspeed has neither use_nvlamb (every parameter has a trust ratio) "
+                "nor grad_averaging: false; leave them out, or take the variant apex"
+            )
         return self
 
     @property

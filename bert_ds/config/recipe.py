@@ -73,6 +73,9 @@ class RunConfig(FrozenConfig):
     """The stretches of training, in order."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    max_skipped_in_a_row: int = Field(default=40, gt=0)
+    """Updates that may overflow one after the other under fp16 before the run ends. A scale of
+    2^32 needs 32 of them to come down to 1."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation."""
     logging: LoggingConfig = LoggingConfig()

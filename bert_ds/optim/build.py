@@ -37,4 +37,6 @@ def build_lamb(
         grad_averaging=config.grad_averaging,
         trust_ratio_bounds=config.trust_ratio_bounds,
         max_grad_norm=max_grad_norm,
+        variant=config.variant,
+        kernel=config.kernel,
     )

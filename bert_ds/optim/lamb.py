@@ -127,7 +127,7 @@ class Lamb(torch.optim.Optimizer):
             "kernel": kernel,
         }
         self._layout: ShardLayout | None = None
-        self._members: list[torch.Tensor] = []
+        self._members: dict[tuple[str, ...], torch.Tensor] = {}
         self._choices: dict[tuple[torch.device, torch.dtype], Choice] = {}
         self._last = _LastStep()
         super().__init__(params, defaults)
@@ -136,7 +136,7 @@ class Lamb(torch.optim.Optimizer):
         """Restore from pickle or `load_state_dict`, without what the last step left to report."""
         super().__setstate__(state)
         self._layout = getattr(self, "_layout", None)
-        self._members = getattr(self, "_members", [])
+        self._members = {}
         self._choices = {}
         self._last = _LastStep()
         for group in self.param_groups:  # of a state saved before they were there
@@ -193,12 +193,8 @@ class Lamb(torch.optim.Optimizer):
         if named != set(layout.names):
             odd = sorted(named ^ set(layout.names))
             raise ConfigError(f"optimizer and engine differ in their parameters: {odd[:3]}")
-        device = layout.shards[0].tensor.device
         self._layout = layout
-        self._members = [
-            torch.tensor([name in set(group["names"]) for name in layout.names], device=device)
-            for group in self.param_groups
-        ]
+        self._members = {}
         self._last = _LastStep(layout.names, tuple(shape.numel() for shape in layout.shapes))
 
     @property
@@ -321,7 +317,13 @@ class Lamb(torch.optim.Optimizer):
     def _members_of(self, group_index: int, batch: Batch, device: torch.device) -> torch.Tensor:
         """Which parameters a batch updates, on whatever rank their elements lie: bool [P]."""
         if self._layout is not None:
-            return self._members[group_index]
+            # By names and not by number: ZeRO steps with one of the groups alone in the list.
+            names = tuple(self.param_groups[group_index]["names"])
+            if names not in self._members:
+                chosen = set(names)
+                flags = [name in chosen for name in self._layout.names]
+                self._members[names] = torch.tensor(flags, device=device)
+            return self._members[names]
         is_member = torch.zeros(len(batch.numels), dtype=torch.bool)
         is_member[[fragment.parameter for slab in batch.slabs for fragment in slab.fragments]] = (
             True

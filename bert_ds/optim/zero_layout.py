@@ -1,8 +1,8 @@
 """The one reader of DeepSpeed's private attributes: which element lies where under ZeRO 1, 2, 3.
 
 None of what is read here is documented. It was found alike in DeepSpeed 0.16.0 to 0.19.8, the
-versions that `pyproject.toml` allows; every reading is checked against the model's own weights, and
-what is not understood is an error, never a guess.
+versions that `pyproject.toml` allows; another version is refused, every reading is checked against
+the model's own weights, and what is not understood is an error, never a guess.
 
 ZeRO 1 and 2: the parameters of a group lie end to end (with padding, and in another order under
 `round_robin_gradients` and `parameter_alignment`) in `bit16_groups_flat[i]`, of which each model
@@ -16,14 +16,19 @@ elements [r n, (r + 1) n) of it, cut at `ds_numel`; what lies behind is uninitia
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
 import torch
 import torch.distributed as torch_dist
+from packaging.version import Version
 from torch import nn
 
 from bert_ds.errors import ConfigError, TrainingError
 from bert_ds.optim.layout import Fragment, Shard, ShardLayout, fragments_within
+
+TESTED_VERSIONS = ("0.16.0", "0.19.8")
+"""Oldest and newest DeepSpeed that this module is known to read rightly; pyproject.toml's range."""
 
 _STAGE_1_2 = "DeepSpeedZeroOptimizer"
 _STAGE_3 = "DeepSpeedZeroOptimizer_Stage3"
@@ -37,9 +42,11 @@ def read_layout(zero_optimizer: Any, model: nn.Module) -> ShardLayout:
         model: the model that the engine was given; gives the parameters their names.
 
     Raises:
-        ConfigError: the engine wraps the optimizer in a class that is not known.
+        ConfigError: DeepSpeed's version is not known, or the engine wraps the optimizer in a class
+            that is not.
         TrainingError: the attributes are not there or do not say what they are known to say.
     """
+    check_version(metadata.version("deepspeed"))
     kind = type(zero_optimizer).__name__
     readers = {_STAGE_1_2: _read_stage_1_2, _STAGE_3: _read_stage_3}
     if kind not in readers:
@@ -53,11 +60,47 @@ def read_layout(zero_optimizer: Any, model: nn.Module) -> ShardLayout:
         layout = readers[kind](zero_optimizer, names)
     except (AttributeError, IndexError, KeyError, TypeError) as err:
         raise TrainingError(
-            f"{kind} of this DeepSpeed does not have the attributes that are known from 0.16.0 to "
-            f"0.19.8 ({type(err).__name__}: {err}); install a version of that range"
+            f"{kind} of this DeepSpeed does not have the attributes that are known from "
+            f"{' to '.join(TESTED_VERSIONS)} ({type(err).__name__}: {err}); install a version of "
+            "that range"
         ) from err
+    layout = _with_empty_parameters(layout, model, kind)
     layout.check()
     return layout
+
+
+def check_version(version: str) -> None:
+    """Refuse a DeepSpeed whose layout nobody has compared with what this module reads.
+
+    Raises:
+        ConfigError: the version is outside TESTED_VERSIONS.
+    """
+    oldest, newest = TESTED_VERSIONS
+    if not Version(oldest) <= Version(Version(version).base_version) <= Version(newest):
+        raise ConfigError(
+            f"exact LAMB under ZeRO is tested with DeepSpeed {oldest} to {newest}, and {version} is "
+            "installed: install one of them, use ZeRO stage 0 in fp32, or run "
+            "tests/distributed/test_exact_lamb.py with yours and, where it passes, widen "
+            "TESTED_VERSIONS in bert_ds/optim/zero_layout.py"
+        )
+
+
+def _with_empty_parameters(layout: ShardLayout, model: nn.Module, kind: str) -> ShardLayout:
+    """Add the trainable parameters without elements, which DeepSpeed leaves out."""
+    empty = {
+        name: parameter.shape
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and name not in layout.names
+        and getattr(parameter, "ds_numel", parameter.numel()) == 0
+    }
+    if empty and kind == _STAGE_3:
+        raise ConfigError(
+            f"DeepSpeed's ZeRO stage 3 cannot fetch parameters without elements "
+            f"({', '.join(empty)}); remove them, or use stage 1 or 2"
+        )
+    names, shapes = (*layout.names, *empty), (*layout.shapes, *empty.values())
+    return ShardLayout(names, shapes, layout.shards, layout.group)
 
 
 def _read_stage_1_2(zero: Any, names: dict[int, str]) -> ShardLayout:

@@ -16,6 +16,7 @@ import torch
 
 from bert_ds.batch import PretrainingBatch
 from bert_ds.data.stream import RankUpdate
+from bert_ds.errors import TrainingError
 from bert_ds.metrics.meter import Meter, UpdateRecord
 from bert_ds.model import PretrainingOutput
 from bert_ds.seeding import seed_dropout
@@ -88,6 +89,9 @@ def train(
 
     Returns:
         True when the phase is complete, False when it stopped on request.
+
+    Raises:
+        TrainingError: an update cannot be computed, or its loss is not a number; names the update.
     """
     saved_at = state.global_step
     while state.global_step < settings.total_steps:
@@ -101,7 +105,10 @@ def train(
             break
         learning_rate = learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
-        sums = compute_update(engine, update, num_predictions, settings)
+        try:
+            sums = compute_update(engine, update, num_predictions, settings)
+        except TrainingError as err:
+            raise TrainingError(f"update {state.global_step + 1}: {err}") from err
         state.record(
             was_applied=engine.was_update_applied,
             num_sequences=settings.train_batch_size,

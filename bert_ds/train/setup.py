@@ -124,7 +124,9 @@ def build_phase(
         # under ZeRO the engine clips, by the norm over all shards
         max_grad_norm=0.0 if is_sharded else float(phase.deepspeed["gradient_clipping"]),
     )
-    engine = TrainEngine(model, optimizer, deepspeed_config(phase, batch), world)
+    engine = TrainEngine(
+        model, optimizer, deepspeed_config(phase, batch), world, config.max_skipped_in_a_row
+    )
     reader = BlockReader(data.folder, data.manifest, "train")
     order = RowOrder(reader.block_counts, seed=config.seed)
     stream = TrainStream(reader, order, batch, world.rank)

@@ -9,7 +9,6 @@ import torch
 from bert_ds.config.loading import load_run_config
 from bert_ds.dist import Communicator
 from bert_ds.engine import import_deepspeed
-from bert_ds.optim import Lamb
 from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
 from bert_ds.train.run_folder import RunFolder
@@ -41,17 +40,4 @@ def pretrain_with_fp16_on_cpu(world: World, *arguments: object) -> None:
     """The same where DeepSpeed is told that this CPU has fp16, which it otherwise refuses."""
     accelerator = import_deepspeed().accelerator.get_accelerator()
     accelerator.is_fp16_supported = lambda: True
-    pretrain_in_rank(world, *arguments)
-
-
-def pretrain_with_naive_ratios(world: World, *arguments: object) -> None:
-    """The same with one trust ratio a flat shard: what LAMB under ZeRO is without a layout."""
-
-    def step_as_if_shards_were_parameters(self: Lamb, binding: object) -> None:
-        for group in self.param_groups:
-            for flat in group["params"]:
-                if flat.grad is not None:
-                    self._update(flat, flat.grad, group)
-
-    Lamb._step_sharded = step_as_if_shards_were_parameters
     pretrain_in_rank(world, *arguments)

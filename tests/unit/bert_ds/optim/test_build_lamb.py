@@ -28,6 +28,7 @@ def test_every_key_reaches_the_optimizer(optimizer_type: str) -> None:
         "min_coeff": 0.01,
         "use_nvlamb": True,
         "grad_averaging": False,
+        "kernel": "plain",
     }
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = build_lamb([weight], {"type": optimizer_type, "params": params}, max_grad_norm=1.5)
@@ -41,6 +42,8 @@ def test_every_key_reaches_the_optimizer(optimizer_type: str) -> None:
         "use_nvlamb": True,
         "grad_averaging": False,
         "max_grad_norm": 1.5,
+        "variant": "apex",
+        "kernel": "plain",
     }
     assert {key: optimizer.defaults[key] for key in expected} == expected
 
@@ -53,6 +56,25 @@ def test_defaults_are_those_of_apex() -> None:
     assert optimizer.defaults["bias_correction"] is True
     assert optimizer.defaults["trust_ratio_bounds"] is None
     assert optimizer.defaults["max_grad_norm"] == 0.0
+    assert optimizer.defaults["variant"] == "apex"
+    assert optimizer.defaults["kernel"] == "auto"
+
+
+def test_the_variant_deepspeed_has_deepspeeds_defaults_and_reads_its_recipe() -> None:
+    weight = [torch.nn.Parameter(torch.ones(1))]
+    by_default = build_lamb(weight, section(variant="deepspeed")).defaults
+    assert by_default["variant"] == "deepspeed"
+    assert (by_default["eps"], by_default["weight_decay"]) == (1e-8, 0.0)
+    assert by_default["trust_ratio_bounds"] == (0.01, 10.0)
+    # DeepSpeedExamples, bing_bert: deepspeed_bsz64k_lamb_config_seq128.json
+    bing_bert = section(
+        variant="deepspeed", lr=11e-3, weight_decay=0.01, bias_correction=False, max_coeff=0.3,
+        min_coeff=0.01,
+    )  # fmt: skip
+    as_published = build_lamb(weight, bing_bert).defaults
+    assert as_published["trust_ratio_bounds"] == (0.01, 0.3)
+    assert as_published["weight_decay"] == 0.01
+    assert as_published["bias_correction"] is False
 
 
 def test_the_groups_own_weight_decay_wins() -> None:
@@ -85,6 +107,10 @@ def test_one_bound_leaves_the_other_open() -> None:
         (section(eps=-1.0), "'eps'"),
         (section(weight_decay=-0.01), "'weight_decay'"),
         (section(min_coeff=0.3, max_coeff=0.1), r"min_coeff \(0.3\) must not exceed max_coeff"),
+        (section(variant="deepsped"), "'variant': Input should be 'apex' or 'deepspeed'"),
+        (section(kernel="cuda"), "'kernel': Input should be 'auto', 'plain', 'cpu'"),
+        (section(variant="deepspeed", use_nvlamb=True), "has neither use_nvlamb"),
+        (section(variant="deepspeed", grad_averaging=False), "nor grad_averaging: false"),
     ],
 )
 def test_a_wrong_section_is_refused_with_the_way_out(wrong: dict[str, Any], message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_ds.errors import ConfigError, TrainingError
-from bert_ds.optim import Lamb, param_groups
+from bert_ds.optim import Lamb, param_groups, zero_layout
 from bert_ds.optim.layout import Fragment, Shard, ShardLayout, fragments_within
-from bert_ds.optim.zero_layout import read_layout
+from bert_ds.optim.zero_layout import TESTED_VERSIONS, check_version, read_layout
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_a_parameter_that_straddles_two_ranks_is_cut_by_hand() -> None:
@@ -49,6 +53,28 @@ def test_an_engine_of_another_kind_is_refused_with_what_to_change() -> None:
 
     with pytest.raises(ConfigError, match=r"FutureOptimizer, whose layout is not known"):
         read_layout(FutureOptimizer(), torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("version", ["0.15.4", "0.19.9", "0.20.0", "1.0.0+cu124"])
+def test_a_deepspeed_outside_the_tested_range_is_refused_with_the_way_out(version: str) -> None:
+    with pytest.raises(ConfigError, match=rf"0\.16\.0 to 0\.19\.8, and {re.escape(version)} is"):
+        check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.16.0", "0.19.8", "0.19.8+cu124", "0.18.2"])
+def test_a_deepspeed_of_the_tested_range_is_taken(version: str) -> None:
+    check_version(version)
+
+
+def test_the_tested_range_is_the_one_that_is_installed_with_the_package() -> None:
+    oldest, newest = TESTED_VERSIONS
+    assert f'"deepspeed>={oldest},<={newest}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_binding_reads_the_installed_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zero_layout.metadata, "version", lambda name: "0.42.0")
+    with pytest.raises(ConfigError, match=r"0\.42\.0 is installed"):
+        read_layout(object(), torch.nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize("kind", ["DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"])

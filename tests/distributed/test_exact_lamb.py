@@ -1,0 +1,193 @@
+"""LAMB under ZeRO is LAMB: 20 updates with the real DeepSpeed against torch alone, one process."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import exact_lamb
+from tests.support.exact_lamb import (
+    MAX_GRAD_NORM,
+    Case,
+    Outcome,
+    movement_error,
+    ratio_error,
+    train_in_one_process,
+    train_in_ranks,
+)
+from tests.support.ranks import run_on_ranks
+
+pytestmark = pytest.mark.slow
+
+MOVEMENT = 1e-6
+"""Of the weights' way over 20 updates. Measured: 3.8e-7 to 7.6e-7; naive ratios 9e-2."""
+RATIO = 1e-5
+"""Relative, of a trust ratio. Measured: 8e-7 at most."""
+
+OFFLOAD = {"offload_optimizer": {"device": "cpu"}}
+NVLAMB: dict[str, Any] = {"use_nvlamb": True}
+DEEPSPEED: dict[str, Any] = {"variant": "deepspeed", "trust_ratio_bounds": (0.01, 0.3)}
+
+LAYOUTS = {
+    "zero 0": Case({"stage": 0}),
+    "zero 1": Case({"stage": 1}),
+    "zero 1, round robin": Case({"stage": 1, "round_robin_gradients": True}),
+    "zero 1, accumulation": Case({"stage": 1}, accumulation=2),
+    "zero 1, plain kernel": Case({"stage": 1}, lamb={"kernel": "plain"}),
+    "zero 1, empty parameter": Case({"stage": 1}, with_empty=True),
+    "zero 2": Case({"stage": 2}),
+    "zero 2, round robin": Case({"stage": 2, "round_robin_gradients": True}),
+    "zero 2, overlap": Case({"stage": 2, "overlap_comm": True}),
+    "zero 2, accumulation": Case({"stage": 2}, accumulation=2),
+    "zero 2, offload": Case({"stage": 2, **OFFLOAD}),
+    "zero 2, offload, accumulation": Case({"stage": 2, **OFFLOAD}, accumulation=2),
+    "zero 3": Case({"stage": 3}),
+    "zero 3, sub-groups": Case({"stage": 3, "sub_group_size": 1000}),
+    "zero 3, accumulation": Case({"stage": 3}, accumulation=2),
+    "zero 3, offload": Case({"stage": 3, **OFFLOAD}),
+    "zero 3, offload, accumulation": Case({"stage": 3, **OFFLOAD}, accumulation=2),
+}
+OTHER_SEMANTICS = {
+    "zero 1, nvlamb": Case({"stage": 1}, lamb=NVLAMB),
+    "zero 3, nvlamb": Case({"stage": 3, "sub_group_size": 1000}, lamb=NVLAMB),
+    "zero 2, deepspeed": Case({"stage": 2}, lamb=DEEPSPEED),
+}
+NAIVE = {
+    "zero 1, naive": Case({"stage": 1}, is_naive=True),
+    "zero 3, naive": Case({"stage": 3}, is_naive=True),
+}
+HALF = {
+    f"zero {stage}, {precision}": Case({"stage": stage}, precision=precision)
+    for stage in (1, 2, 3)
+    for precision in ("bf16", "fp16")
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Outcomes of all cases at a number of ranks, which one start of the ranks computes."""
+
+    @cache
+    def start(world_size: int) -> dict[str, Outcome] | AssertionError:
+        cases = LAYOUTS | OTHER_SEMANTICS | NAIVE | HALF
+        folder = tmp_path_factory.mktemp("exact")
+        try:
+            found = run_on_ranks(
+                world_size, train_in_ranks, folder, list(cases.values()), timeout_s=280
+            )
+        except AssertionError as err:
+            return err
+        return dict(zip(cases, found[0], strict=True))
+
+    def at(world_size: int) -> dict[str, Outcome]:
+        found = start(world_size)
+        if isinstance(found, AssertionError):
+            raise found
+        return found
+
+    return at
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    """Outcomes of one process without an engine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as a rank: half-precision sums depend on it
+
+    @cache
+    def of(lamb: tuple[tuple[str, Any], ...] = (), precision: str = "fp32", parts: int = 1) -> Any:
+        return train_in_one_process(dict(lamb), precision, parts)
+
+    yield of
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_and_ratios_are_those_of_one_process(
+    outcomes: Any, reference: Any, world_size: int, layout: str
+) -> None:
+    found = outcomes(world_size)[layout]
+    expected = reference()
+    assert movement_error(found, expected) < MOVEMENT
+    assert ratio_error(found, expected) < RATIO
+    assert found.grad_norms == pytest.approx(expected.grad_norms, rel=1e-6)
+    assert min(found.grad_norms) > MAX_GRAD_NORM  # clipping was active
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("name", OTHER_SEMANTICS)
+def test_other_semantics_are_those_of_one_process_too(
+    outcomes: Any, reference: Any, world_size: int, name: str
+) -> None:
+    lamb = tuple(OTHER_SEMANTICS[name].lamb.items())
+    found = outcomes(world_size)[name]
+    # uncorrected moments make the first updates large: 1.3e-6 was measured for the variant
+    tolerance = 3 * MOVEMENT if "variant" in OTHER_SEMANTICS[name].lamb else MOVEMENT
+    assert movement_error(found, reference(lamb)) < tolerance
+    assert ratio_error(found, reference(lamb)) < RATIO
+    assert movement_error(found, reference()) > 1e-2  # they are other semantics
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("name", NAIVE)
+def test_one_ratio_a_shard_fails_the_same_comparison(
+    outcomes: Any, reference: Any, world_size: int, name: str
+) -> None:
+    error = movement_error(outcomes(world_size)[name], reference())
+    # NaN where ZeRO 3 has padding: one norm over a shard takes in memory that nobody has set
+    assert not error < 1e4 * MOVEMENT
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("name", HALF)
+def test_half_precision_is_its_own_reference(
+    outcomes: Any, reference: Any, world_size: int, name: str
+) -> None:
+    """Now and then a master weight at the border rounds to the other half-precision neighbour.
+
+    From there on the runs differ by what half precision itself is worth: over 20 updates 6e-3
+    (bf16) and 8e-4 (fp16) were measured, against 9e-2 for naive ratios.
+    """
+    precision = HALF[name].precision
+    tolerance = {"bf16": 2e-2, "fp16": 3e-3}[precision]
+    expected = reference((), precision, world_size)
+    assert movement_error(outcomes(world_size)[name], expected) < tolerance
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_the_first_update_in_half_precision_is_exact(
+    precision: str,
+    world_size: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before any rounding can differ: clipping, unscaling, ratios and the masters' arithmetic.
+
+    (Stage 3 adds up half-precision gradients in another order.)
+    """
+    monkeypatch.setattr(exact_lamb, "NUM_STEPS", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = train_in_one_process(precision=precision, num_parts=world_size)
+    torch.set_num_threads(before)
+    cases = [Case({"stage": stage}, precision=precision) for stage in (1, 2)]
+    for found in run_on_ranks(world_size, one_update_in_ranks, tmp_path, cases)[0]:
+        assert movement_error(found, expected) < MOVEMENT
+        assert ratio_error(found, expected) < RATIO
+
+
+def test_a_parameter_without_elements_is_refused_at_stage_3(tmp_path: Path) -> None:
+    case = Case({"stage": 3}, with_empty=True)
+    with pytest.raises(AssertionError, match=r"cannot fetch parameters without elements \(empty\)"):
+        run_on_ranks(1, train_in_ranks, tmp_path, [case])
+
+
+def one_update_in_ranks(world: Any, cases: list[Case]) -> list[Outcome]:
+    exact_lamb.NUM_STEPS = 1
+    return train_in_ranks(world, cases)
