@@ -64,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_fill_mask(commands)
     _add_export(commands)
     _add_report(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -134,6 +135,32 @@ def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
 
 
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser("bench", help="measure a part, in a way that can be repeated")
+    parts = command.add_subparsers(dest="what", required=True, metavar="PART")
+    part = parts.add_parser(
+        "optimizer", help="a LAMB step's time against DeepSpeed's Adam, naive ratios and bandwidth"
+    )
+    _add_recipe(part)
+    part.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    part.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
+    part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
+    part = parts.add_parser(
+        "exactness", help="what one trust ratio a ZeRO shard does to a model, on real text"
+    )
+    _add_recipe(part)
+    part.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="folder as for pretrain"
+    )
+    part.add_argument(
+        "--ranks", type=int, nargs="+", default=[1, 8, 64], metavar="N",
+        help="numbers of ranks to cut shards for (default 1 8 64)",
+    )  # fmt: skip
+    part.add_argument("--updates", type=int, default=100, metavar="N", help="default 100")
+    part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
+    part.add_argument("--plot", type=Path, metavar="FILE", help="draw them as SVG")
+
+
 def _add_recipe(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--recipe", type=Path, required=True, metavar="FOLDER", help="such as ds_configs/bert-large"
@@ -164,6 +191,10 @@ def _run(arguments: argparse.Namespace, command_line: list[str], world: World) -
         from bert_ds.commands import report
 
         report.run(arguments)
+    elif arguments.command == "bench":
+        from bert_ds.commands import bench
+
+        bench.run(arguments, world)
     else:
         from bert_ds.commands import trained
 

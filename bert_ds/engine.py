@@ -18,7 +18,7 @@ import torch
 from bert_ds.batch import PretrainingBatch
 from bert_ds.errors import TrainingError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
-from bert_ds.optim.lamb import Lamb
+from bert_ds.optim.lamb import Lamb, LastNorms
 from bert_ds.optim.overflow import OverflowWatch
 from bert_ds.optim.zero_layout import read_layout
 from bert_ds.world import World
@@ -134,6 +134,10 @@ class TrainEngine:
             return self.optimizer.last_grad_norm()
         norm = self._engine.get_global_grad_norm()
         return None if norm is None else torch.as_tensor(norm, dtype=torch.float64)
+
+    def norms(self) -> LastNorms | None:
+        """LAMB's norms and trust ratios of the last update, on the device; None if skipped."""
+        return self.optimizer.last_norms() if self.was_update_applied else None
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Float32 weights by parameter name; under ZeRO all ranks call it, rank 0 gets them."""

@@ -1,8 +1,8 @@
 """The `optimizer` section of a DeepSpeed JSON, checked.
 
-DeepSpeed's own keys and spelling, so that one file says it all. LAMB is apex's unless `variant` says
-`deepspeed` (see `bert_ds.optim.lamb` for how they differ), and so are the defaults of what a file
-leaves out.
+DeepSpeed's own keys and spelling, so that one file says it all. LAMB is apex's unless `variant`
+says `deepspeed` (see `bert_ds.optim.lamb` for how they differ), and so are the defaults of what a
+file leaves out.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LambConfig(FrozenConfig):
     use_nvlamb: bool = False
     """Whether parameters without weight decay get a trust ratio of their own; apex's alone."""
     grad_averaging: bool = True
-    """Whether the gradient enters the first moment with weight 1 - beta1, or with 1; apex's alone."""
+    """Whether the gradient enters the first moment with weight 1 - beta1, or with 1; apex's."""
 
     @model_validator(mode="before")
     @classmethod

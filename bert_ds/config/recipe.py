@@ -58,6 +58,8 @@ class LoggingConfig(FrozenConfig):
 
     every_steps: int = Field(default=10, gt=0)
     """Updates between reads of the device, writes of metrics and progress lines."""
+    norms_by_layer: bool = False
+    """Whether gradient norms (clipped) and update norms are logged by layer."""
 
 
 class RunConfig(FrozenConfig):

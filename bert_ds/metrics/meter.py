@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from bert_ds.errors import TrainingError
+from bert_ds.metrics.norms import ParameterNorms, norm_columns
 
 MetricsRow = dict[str, Any]
 
@@ -30,6 +31,7 @@ class UpdateRecord:
         learning_rate: of the update.
         grad_norm: global norm before clipping, scalar on the device, where it is known.
         loss_scale: of fp16, where there is one.
+        norms: LAMB's norms by parameter, None where the update was skipped.
         step_s: seconds that the whole update took on the host.
         data_wait_s: seconds of them spent waiting for data.
     """
@@ -45,6 +47,7 @@ class UpdateRecord:
     learning_rate: float
     grad_norm: torch.Tensor | None
     loss_scale: float | None
+    norms: ParameterNorms | None
     step_s: float
     data_wait_s: float
 
@@ -67,11 +70,16 @@ class Meter:
         phase: str,
         sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
         sinks: Sequence[Sink],
+        *,
+        norms_by_layer: bool = False,
     ) -> None:
-        """Args: phase name for the rows; in-place sum of a device tensor; sinks (rank 0 only)."""
+        """Args: phase name for the rows; in-place sum of a device tensor; sinks (rank 0 only);
+        whether rows hold gradient and update norms by layer.
+        """
         self._phase = phase
         self._sum_over_ranks = sum_over_ranks
         self._sinks = sinks
+        self._norms_by_layer = norms_by_layer
         self._records: list[UpdateRecord] = []
 
     def add(self, record: UpdateRecord) -> None:
@@ -93,6 +101,13 @@ class Meter:
             make_row(self._phase, record, values, norm)
             for record, values, norm in zip(records, sums, norms, strict=True)
         ]
+        if self._sinks:
+            columns = norm_columns(
+                [record.norms for record in records],
+                [record.learning_rate for record in records],
+                by_layer=self._norms_by_layer,
+            )
+            rows = [row | added for row, added in zip(rows, columns, strict=True)]
         for sink in self._sinks:
             sink.write(rows)
         for row in rows:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+import numpy as np
 from tqdm import tqdm
 
 from bert_ds.metrics.meter import MetricsRow
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 _TENSORBOARD_TAGS = (
     "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
     "loss_scale", "skipped_steps", "sequences_per_s", "tokens_per_s", "data_wait_s",
+    "trust_ratio_min", "trust_ratio_median", "trust_ratio_max",
 )  # fmt: skip
+_BY_LAYER = ("grad_norm_by_layer", "update_norm_by_layer")
+_ONLY_FOR_HISTOGRAMS = ("trust_ratios",)
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -43,11 +47,16 @@ class JsonLinesSink:
 
 def to_json_line(row: MetricsRow) -> str:
     """One line of the file; a value that is not finite has no JSON and becomes null."""
-    finite = {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in row.items()
-    }
-    return json.dumps(finite, allow_nan=False) + "\n"
+    kept = {key: _finite(value) for key, value in row.items() if key not in _ONLY_FOR_HISTOGRAMS}
+    return json.dumps(kept, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    return value
 
 
 def keep_rows(path: Path, is_kept: Callable[[MetricsRow], bool]) -> None:
@@ -72,7 +81,11 @@ def keep_rows(path: Path, is_kept: Callable[[MetricsRow], bool]) -> None:
 
 
 class TensorBoardSink:
-    """Writes scalars of a phase under `<phase>/`, over the samples seen in the whole run."""
+    """Writes the rows of a phase under `<phase>/`, over the samples seen in the whole run.
+
+    Scalars; norms by layer as scalars `grad_norm_by_layer/<layer>`; once a flush the histogram of
+    the trust ratios and, as text, the ten that are furthest from their median.
+    """
 
     def __init__(self, folder: Path, phase: str, samples_before: int, samples_seen: int) -> None:
         """Args: log folder; phase; samples of earlier phases; samples of this one so far."""
@@ -85,12 +98,22 @@ class TensorBoardSink:
         )
 
     def write(self, rows: Sequence[MetricsRow]) -> None:
-        """Add the scalars that a row knows."""
+        """Add what a row knows."""
         for row in rows:
             step = self._samples_before + row["samples_seen"]
             for tag in _TENSORBOARD_TAGS:
-                if row[tag] is not None:
+                if row.get(tag) is not None:
                     self._writer.add_scalar(tag, row[tag], step)
+            for tag in _BY_LAYER:
+                for layer, norm in row.get(tag, {}).items():
+                    self._writer.add_scalar(f"{tag}/{layer}", norm, step)
+            ratios = [ratio for ratio in row.get("trust_ratios", ()) if math.isfinite(ratio)]
+            if ratios:
+                self._writer.add_histogram("trust_ratio", np.array(ratios), step)
+            if row.get("trust_ratios_furthest"):
+                lines = [f"| {n} | {r:.4g} |" for n, r in row["trust_ratios_furthest"].items()]
+                table = "\n".join(["| parameter | trust ratio |", "|---|---|", *lines])
+                self._writer.add_text("trust_ratios_furthest_from_median", table, step)
 
     def close(self) -> None:
         """Write what is pending."""

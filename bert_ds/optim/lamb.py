@@ -129,6 +129,7 @@ class Lamb(torch.optim.Optimizer):
         self._layout: ShardLayout | None = None
         self._members: dict[tuple[str, ...], torch.Tensor] = {}
         self._choices: dict[tuple[torch.device, torch.dtype], Choice] = {}
+        self._own_kernel: Choice | None = None
         self._last = _LastStep()
         super().__init__(params, defaults)
 
@@ -137,6 +138,7 @@ class Lamb(torch.optim.Optimizer):
         super().__setstate__(state)
         self._layout = getattr(self, "_layout", None)
         self._members = {}
+        self._own_kernel = getattr(self, "_own_kernel", None)
         self._choices = {}
         self._last = _LastStep()
         for group in self.param_groups:  # of a state saved before they were there
@@ -168,7 +170,8 @@ class Lamb(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         targets = list(self._whole_targets() if self._layout is None else self._shard_targets())
-        if targets:
+        # Other ranks wait for this one, also where nothing of it is stepped.
+        if targets or self._layout is not None:
             self._update(targets)
         return loss
 
@@ -202,6 +205,16 @@ class Lamb(torch.optim.Optimizer):
         """The layout of a bound optimizer, or None where parameters are whole."""
         return self._layout
 
+    def use_kernel(self, kernel: Kernel, reason: str) -> None:
+        """Compute all later steps by a kernel of your own, in place of the chosen one.
+
+        Args:
+            kernel: see `bert_ds.optim.kernels.base`; it must suit the tensors' device and dtype.
+            reason: for the log.
+        """
+        self._own_kernel = Choice(kernel, reason)
+        self._choices = {}
+
     @property
     def kernel_choices(self) -> tuple[Choice, ...]:
         """The kernels that the last steps used and why; empty before the first step."""
@@ -225,8 +238,15 @@ class Lamb(torch.optim.Optimizer):
         if self._last.sums is None or self._last.ratios is None:
             return None
         sums = self._last.sums
+        exempt = {
+            name
+            for index, group in enumerate(self.param_groups)
+            if _is_exempt(group)
+            for name in names_of(index, group)
+        }
         return LastNorms(
             self._last.names,
+            tuple(name in exempt for name in self._last.names),
             sums[WEIGHT].sqrt(),
             sums[UPDATE].sqrt(),
             sums[GRADIENT].sqrt(),
@@ -272,7 +292,7 @@ class Lamb(torch.optim.Optimizer):
     def _update(self, targets: list[_Target]) -> None:
         """One step over all targets."""
         layout, last = self._layout, self._last
-        device = targets[0].tensor.device
+        device = layout.shards[0].tensor.device if layout else targets[0].tensor.device
         sums = torch.zeros(4, len(last.names), dtype=torch.float64, device=device)
         divisor = self._clip_divisor(targets)
         begun: list[tuple[Batch, Finish, torch.Tensor]] = []
@@ -347,7 +367,7 @@ class Lamb(torch.optim.Optimizer):
         key = (weight.device, weight.dtype)
         if key not in self._choices:
             options = self.defaults
-            choice = choose_kernel(
+            choice = self._own_kernel or choose_kernel(
                 options["kernel"],
                 *key,
                 is_standard_lamb=options["variant"] == "apex"
@@ -364,6 +384,7 @@ class LastNorms(NamedTuple):
 
     Attributes:
         names: of the parameters.
+        is_exempt: [P], whether r is 1 because there is no decay.
         weight_norms: [P], ||w|| before the step.
         update_norms: [P], ||u||; the step moved w by lr * r * ||u||.
         grad_norms: [P], ||g|| as the moments took it: unscaled and clipped.
@@ -371,6 +392,7 @@ class LastNorms(NamedTuple):
     """
 
     names: tuple[str, ...]
+    is_exempt: tuple[bool, ...]
     weight_norms: torch.Tensor
     update_norms: torch.Tensor
     grad_norms: torch.Tensor
@@ -425,5 +447,11 @@ def _coefficients(group: dict[str, Any], step: int) -> Coefficients:
         step_size=group["lr"] * factor,
         lowest=lowest,
         highest=highest,
-        is_exempt=not is_deepspeed and group["weight_decay"] == 0.0 and not group["use_nvlamb"],
+        is_exempt=_is_exempt(group),
     )
+
+
+def _is_exempt(group: dict[str, Any]) -> bool:
+    """Whether the trust ratios of a group are 1."""
+    is_decayed = group["weight_decay"] != 0.0
+    return not (group["variant"] == "deepspeed" or is_decayed or group["use_nvlamb"])

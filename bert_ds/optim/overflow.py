@@ -8,6 +8,10 @@ backward makes it. At all other times there are no hooks and nothing is looked a
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -43,9 +47,7 @@ class OverflowWatch:
             device = self._parameters[0][1].device
             self._flags = torch.zeros(len(self._parameters), dtype=torch.float64, device=device)
             self._handles = [
-                parameter.register_hook(
-                    lambda gradient, number=number: self._look(number, gradient)
-                )
+                _hook(parameter, functools.partial(self._look, number))
                 for number, (_, parameter) in enumerate(self._parameters)
             ]
         elif not is_last and self._handles:
@@ -88,3 +90,9 @@ class OverflowWatch:
         for handle in self._handles:
             handle.remove()
         self._handles, self._order, self._flags = [], [], None
+
+
+def _hook(parameter: nn.Parameter, look: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    register: Any = parameter.register_hook  # torch does not annotate it
+    handle: RemovableHandle = register(look)
+    return handle

@@ -78,8 +78,8 @@ def check_version(version: str) -> None:
     oldest, newest = TESTED_VERSIONS
     if not Version(oldest) <= Version(Version(version).base_version) <= Version(newest):
         raise ConfigError(
-            f"exact LAMB under ZeRO is tested with DeepSpeed {oldest} to {newest}, and {version} is "
-            "installed: install one of them, use ZeRO stage 0 in fp32, or run "
+            f"exact LAMB under ZeRO is tested with DeepSpeed {oldest} to {newest}, and {version} "
+            "is installed: install one of them, use ZeRO stage 0 in fp32, or run "
             "tests/distributed/test_exact_lamb.py with yours and, where it passes, widen "
             "TESTED_VERSIONS in bert_ds/optim/zero_layout.py"
         )

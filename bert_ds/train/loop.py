@@ -18,6 +18,7 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.data.stream import RankUpdate
 from bert_ds.errors import TrainingError
 from bert_ds.metrics.meter import Meter, UpdateRecord
+from bert_ds.metrics.norms import ParameterNorms
 from bert_ds.model import PretrainingOutput
 from bert_ds.seeding import seed_dropout
 from bert_ds.train.state import TrainState
@@ -39,6 +40,8 @@ class Engine(Protocol):
     def loss_scale(self) -> float | None: ...
 
     def grad_norm(self) -> torch.Tensor | None: ...
+
+    def norms(self) -> ParameterNorms | None: ...
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,7 @@ def train(
                 learning_rate=learning_rate,
                 grad_norm=engine.grad_norm(),
                 loss_scale=engine.loss_scale,
+                norms=engine.norms(),
                 step_s=time.perf_counter() - started,
                 data_wait_s=data_wait_s,
             )

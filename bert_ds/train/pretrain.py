@@ -155,7 +155,8 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
     )
     started, started_samples = time.monotonic(), state.samples_seen
     sinks = _open_sinks(run, phase_index, state)
-    meter = Meter(phase.name, run.comm.sum_tensor, sinks)
+    by_layer = run.config.logging.norms_by_layer
+    meter = Meter(phase.name, run.comm.sum_tensor, sinks, norms_by_layer=by_layer)
     updates = Prefetcher(parts.stream.updates(state.samples_seen))
     try:
         is_complete = train(

@@ -104,6 +104,9 @@ def test_weights_and_losses_are_those_of_one_process_without_zero(
     run = train(place, tmp_path.name, world_size, [*NO_DROPOUT, *overrides])
     assert losses(run) == pytest.approx(losses(reference), rel=TOLERANCE)
     assert largest_difference(run, reference) < TOLERANCE
+    for name in ("trust_ratio_min", "trust_ratio_median", "trust_ratio_max"):
+        found_ratios = [row[name] for row in rows(run)]
+        assert found_ratios == pytest.approx([row[name] for row in rows(reference)], rel=1e-4)
     norms = [row["grad_norm"] for row in rows(run)]
     assert norms == pytest.approx([row["grad_norm"] for row in rows(reference)], rel=1e-4)
     for name, moment in tensors(reference, "optimizer.safetensors").items():

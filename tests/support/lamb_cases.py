@@ -13,7 +13,7 @@ from bert_ds.optim.kernels.base import Batch, Coefficients, Kernel, Slab
 from bert_ds.optim.layout import Fragment
 
 NUM_STEPS = 3
-SIZES = (1, 0, 7, 255, 256, 257, 4096, 70_000, 150_001)
+SIZES = (1, 0, 7, 255, 256, 257, 4096, 70_000, 300_001)
 """Elements of parameters: none, less than a row, whole rows, more than one thread takes at once."""
 
 PADDING = 1e31

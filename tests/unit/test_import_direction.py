@@ -19,6 +19,7 @@ BERT_DS_LAYERS = (
     ("checkpoint",),
     ("plan",),
     ("train",),
+    ("bench",),
     ("trained", "report"),
     ("commands",),
     ("cli",),

@@ -16,10 +16,10 @@
 #include <stdint.h>
 
 #define ROW 256             /* elements summed in float32 */
-#define BLOCK (64 * ROW)    /* elements a thread takes at a time */
-#define SMALL (4 * BLOCK)   /* fragments up to here are done by one thread each */
+#define BLOCK (512 * ROW)   /* elements a thread takes at a time: long, for the prefetchers */
+#define SMALL (BLOCK / 2)   /* fragments up to here are done by one thread each */
 #define LINE 16             /* floats in a cache line */
-#define TILE (2 * LINE)     /* elements between two rounds of prefetching */
+#define TILE (4 * LINE)     /* elements between two rounds of prefetching */
 #define AHEAD 512           /* elements from use to prefetch; past the end it does nothing */
 
 typedef struct {
@@ -152,7 +152,7 @@ static void step_large(const Fragment *f, const Coefficients *c, double *partial
                        int64_t stride, int num_threads)
 {
     const int64_t num_blocks = (f->numel + BLOCK - 1) / BLOCK;
-#pragma omp parallel for schedule(static) num_threads(num_threads)
+#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int64_t b = 0; b < num_blocks; b++) {
         double sums[3] = {0.0, 0.0, 0.0};
         advance_block(f, b * BLOCK, least((b + 1) * BLOCK, f->numel), c, sums);
@@ -165,7 +165,7 @@ static void step_large(const Fragment *f, const Coefficients *c, double *partial
     }
     if (!f->is_whole) return;
     const float multiplier = multiplier_of(squares, stride, c);
-#pragma omp parallel for schedule(static) num_threads(num_threads)
+#pragma omp parallel for schedule(static, 1) num_threads(num_threads)
     for (int64_t b = 0; b < num_blocks; b++)
         apply_block(f, b * BLOCK, least((b + 1) * BLOCK, f->numel), c, multiplier);
 }
@@ -197,7 +197,7 @@ void lamb_apply(const Fragment *fragments, int64_t count, const Coefficients *c,
         if (f->is_whole) continue;
         const int64_t num_blocks = (f->numel + BLOCK - 1) / BLOCK;
         const float multiplier = (float)multipliers[i];
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (f->numel > SMALL)
+#pragma omp parallel for schedule(static, 1) num_threads(num_threads) if (f->numel > SMALL)
         for (int64_t b = 0; b < num_blocks; b++)
             apply_block(f, b * BLOCK, least((b + 1) * BLOCK, f->numel), c, multiplier);
     }

@@ -35,6 +35,7 @@ class PlainKernel:
     """Works on any device and in any float type; holds u of all slabs for the step's length."""
 
     name = "plain"
+    advance_and_direct = staticmethod(advance_and_direct)
 
     def begin(self, batch: Batch, sums: torch.Tensor) -> Finish:
         """As `Kernel.begin`."""
@@ -43,7 +44,7 @@ class PlainKernel:
             gradient = slab.gradient
             if batch.divisor is not None:
                 gradient = gradient / batch.divisor
-            update = advance_and_direct(
+            update = self.advance_and_direct(
                 slab.weight, gradient, slab.exp_avg, slab.exp_avg_sq, batch.coefficients
             )
             for fragment in slab.fragments:

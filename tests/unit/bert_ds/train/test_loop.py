@@ -53,6 +53,9 @@ class FakeEngine:
     def grad_norm(self) -> torch.Tensor | None:
         return torch.tensor(0.5, dtype=torch.float64)
 
+    def norms(self) -> None:
+        return None
+
 
 class Rows:
     """A sink that keeps what it is given."""

@@ -1,0 +1,314 @@
+"""`bert-ds bench optimizer`: what a LAMB step costs, against DeepSpeed's Adam and naive ratios.
+
+All ways take turns (A B C, A B C, ...) on the same tensors in one process, so that a machine whose
+speed drifts does not favour one; medians, and the median of the ratios within a round.
+
+A step must read weight, gradient and both moments and write weight and moments: 28 bytes an
+element. What is reached of the memory's bandwidth counts those alone.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_ds.bench.shards import FlatShards, flat_shards
+from bert_ds.config.model import ModelConfig
+from bert_ds.engine import import_deepspeed
+from bert_ds.metrics.norms import norm_columns
+from bert_ds.model import BertForPreTraining
+from bert_ds.optim import Lamb, param_groups
+from bert_ds.optim.kernels import plain
+from bert_ds.optim.layout import Fragment, Shard, ShardLayout
+
+BYTES_PER_ELEMENT = 28
+ADAM = "DeepSpeedCPUAdam"
+FUSED_ADAM = "torch AdamW, fused"
+EXACT = "LAMB, exact"
+NAIVE = "LAMB, one ratio a shard (wrong)"
+SPLIT = "LAMB, exact, every tensor split over ranks (as ZeRO 3)"
+EAGER = "LAMB, exact, plain tensor operations"
+COMPILED = "LAMB, exact, plain operations through torch.compile"
+REPORT = "trust ratios for the log, of ten updates"
+UPDATES_A_REPORT = 10
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One way's times.
+
+    Attributes:
+        name: of the way.
+        median_s: seconds of a step.
+        ratio: median over the rounds of its time by Adam's in the same round, None without Adam.
+        gb_per_s: 28 bytes an element by the median time, 10^9 bytes a second.
+        note: what was used, or why there is no figure.
+    """
+
+    name: str
+    median_s: float | None
+    ratio: float | None
+    gb_per_s: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class OptimizerBench:
+    """All measurements and where they were taken.
+
+    Attributes:
+        num_elements, num_tensors: of the model.
+        device, num_threads: where.
+        memory_gb_per_s: bytes read and written by scaling a tensor in place, 10^9 a second.
+        measurements: one a way.
+        exact_over_naive: median over the rounds of the exact step's time by the naive one's.
+    """
+
+    num_elements: int
+    num_tensors: int
+    device: str
+    num_threads: int
+    memory_gb_per_s: float
+    measurements: tuple[Measurement, ...]
+    exact_over_naive: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass
+class _Tensors:
+    """The tensors that all ways share: flat shards of one rank, their gradients and moments."""
+
+    shards: FlatShards
+    moments: dict[int, dict[str, torch.Tensor]]
+    groups: list[dict[str, Any]]
+
+    @property
+    def flats(self) -> list[torch.nn.Parameter]:
+        return [flat for flats in self.shards.by_group for flat in flats]
+
+    def state(self) -> dict[torch.Tensor, dict[str, Any]]:
+        """Optimizer state over the shared moments."""
+        return {flat: {"step": 1, **self.moments[id(flat)]} for flat in self.flats}
+
+
+def bench_optimizer(
+    model_config: ModelConfig, repeats: int, device: torch.device
+) -> OptimizerBench:
+    """Time every way `repeats` times on tensors of the model's shapes.
+
+    Args:
+        model_config: gives the shapes; no weights of the model are made.
+        repeats: rounds that count, after one that does not.
+        device: where the tensors lie.
+    """
+    tensors = _make_tensors(model_config, device)
+    ways: dict[str, Callable[[], None]] = {}
+    notes: dict[str, str] = {}
+    _add_adam(tensors, device, ways, notes)
+    exact = _lamb(tensors, tensors.shards.layout)
+    ways[EXACT] = exact.step
+    ways[NAIVE] = _naive(tensors).step
+    ways[SPLIT] = _lamb(tensors, _as_if_split(tensors.shards.layout)).step
+    ways[EAGER] = _lamb(tensors, tensors.shards.layout, kernel="plain").step
+    _add_compiled(tensors, ways)
+    ways[REPORT] = _report_of(exact)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    memory: list[float] = []
+    for number in range(repeats + 1):
+        for name, way in list(ways.items()):
+            try:
+                seconds = _time(way, device)
+            except Exception as err:  # a compiler that is not there says so in many ways
+                if name not in (ADAM, COMPILED):
+                    raise
+                notes[name] = f"not available: {type(err).__name__}: {str(err).splitlines()[0]}"
+                del ways[name], times[name]
+                continue
+            if number:
+                times[name].append(seconds)
+        seconds = _time(lambda: _scale(tensors.flats[0]), device)
+        memory.append(8 * tensors.flats[0].numel() / seconds / 1e9)
+    for choice in exact.kernel_choices:
+        notes[EXACT] = f"kernel {choice.kernel.name}, {choice.reason}"
+    return _result(tensors, device, times, notes, statistics.median(memory[1:]))
+
+
+def _result(
+    tensors: _Tensors,
+    device: torch.device,
+    times: dict[str, list[float]],
+    notes: dict[str, str],
+    memory_gb_per_s: float,
+) -> OptimizerBench:
+    num_elements = sum(shape.numel() for shape in tensors.shards.layout.shapes)
+    baseline = times.get(ADAM) or times.get(FUSED_ADAM)
+    measurements = []
+    for name in (ADAM, FUSED_ADAM, EXACT, NAIVE, SPLIT, EAGER, COMPILED, REPORT):
+        note = notes.get(name, "")
+        if name not in times:
+            if note:
+                measurements.append(Measurement(name, None, None, None, note))
+            continue
+        median = statistics.median(times[name])
+        gb_per_s = None if name == REPORT else BYTES_PER_ELEMENT * num_elements / median / 1e9
+        ratio = _median_ratio(times[name], baseline) if baseline else None
+        measurements.append(Measurement(name, median, ratio, gb_per_s, note))
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return OptimizerBench(
+        num_elements=num_elements,
+        num_tensors=len(tensors.shards.layout.names),
+        device=f"{device.type} ({where})",
+        num_threads=torch.get_num_threads(),
+        memory_gb_per_s=memory_gb_per_s,
+        measurements=tuple(measurements),
+        exact_over_naive=_median_ratio(times[EXACT], times[NAIVE]),
+    )
+
+
+def as_text(bench: OptimizerBench) -> str:
+    """A table for people."""
+    lines = [
+        f"{bench.num_elements:,} elements in {bench.num_tensors} tensors, {bench.device}, "
+        f"{bench.num_threads} threads, memory {bench.memory_gb_per_s:.0f} GB/s read and written",
+        "",
+        f"{'step':56}{'ms':>9}{'/ Adam':>8}{'GB/s':>7}",
+    ]
+    for each in bench.measurements:
+        if each.median_s is None:
+            lines.append(f"{each.name:56}{'-':>9}  {each.note}")
+            continue
+        ratio = f"{each.ratio:.2f}" if each.ratio is not None else "-"
+        rate = f"{each.gb_per_s:.0f}" if each.gb_per_s is not None else "-"
+        lines.append(f"{each.name:56}{1000 * each.median_s:9.2f}{ratio:>8}{rate:>7}")
+        if each.note:
+            lines.append(f"    {each.note}")
+    lines += ["", f"exact / one ratio a shard: {bench.exact_over_naive:.3f}"]
+    return "\n".join(lines)
+
+
+def _make_tensors(model_config: ModelConfig, device: torch.device) -> _Tensors:
+    with torch.device("meta"):
+        model = BertForPreTraining(model_config)
+    groups = param_groups(model, 0.01)
+    shards = flat_shards(groups, 1, device)
+    generator = torch.Generator(device).manual_seed(0)
+    moments = {}
+    for flats in shards.by_group:
+        for flat in flats:
+            flat.detach().uniform_(-0.03, 0.03, generator=generator)
+            assert flat.grad is not None
+            flat.grad.uniform_(-1e-3, 1e-3, generator=generator)
+            moments[id(flat)] = {
+                "exp_avg": torch.zeros_like(flat, requires_grad=False),
+                "exp_avg_sq": torch.full_like(flat, 1e-6, requires_grad=False),
+            }
+    return _Tensors(shards, moments, groups)
+
+
+def _lamb(tensors: _Tensors, layout: ShardLayout, kernel: str = "auto") -> Lamb:
+    """A bound optimizer over the shared tensors; its steps are too small to change anything."""
+    optimizer = Lamb([dict(group) for group in tensors.groups], lr=1e-12, kernel=kernel)
+    optimizer.bind(layout)
+    for group, flats in zip(optimizer.param_groups, tensors.shards.by_group, strict=True):
+        group["params"] = list(flats)
+    optimizer.state.update(tensors.state())
+    return optimizer
+
+
+def _naive(tensors: _Tensors) -> Lamb:
+    """The same kernel on flat tensors that are taken for parameters."""
+    flats = tensors.flats
+    names = tuple(f"shard {number}" for number in range(len(flats)))
+    groups = [
+        {"params": [flat], "names": [name], "weight_decay": group["weight_decay"]}
+        for name, flat, group in zip(names, flats, tensors.groups, strict=True)
+    ]
+    shards = tuple(
+        Shard(flat, (Fragment(number, 0, 0, flat.numel()),)) for number, flat in enumerate(flats)
+    )
+    optimizer = Lamb(groups, lr=1e-12)
+    optimizer.bind(ShardLayout(names, tuple(flat.shape for flat in flats), shards, None))
+    optimizer.state.update(tensors.state())
+    return optimizer
+
+
+def _as_if_split(layout: ShardLayout) -> ShardLayout:
+    """The same shards of parameters that are one element longer, held by somebody else."""
+    shapes = tuple(torch.Size([shape.numel() + 1]) for shape in layout.shapes)
+    return ShardLayout(layout.names, shapes, layout.shards, layout.group)
+
+
+def _add_adam(
+    tensors: _Tensors,
+    device: torch.device,
+    ways: dict[str, Callable[[], None]],
+    notes: dict[str, str],
+) -> None:
+    if device.type != "cpu":
+        fused = torch.optim.AdamW(tensors.flats, lr=1e-12, fused=True)
+        ways[FUSED_ADAM] = fused.step
+        return
+    # Its build calls ninja, which may lie beside a Python that is not on the path.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    try:
+        adam = import_deepspeed().ops.adam.DeepSpeedCPUAdam(
+            tensors.flats, lr=1e-12, adamw_mode=True
+        )
+    except Exception as err:  # built at its first use: a missing compiler or ninja has many faces
+        notes[ADAM] = f"not available: {type(err).__name__}: {str(err).splitlines()[0]}"
+        return
+    adam.state.update(tensors.state())
+    ways[ADAM] = adam.step
+
+
+def _add_compiled(tensors: _Tensors, ways: dict[str, Callable[[], None]]) -> None:
+    compiled = torch.compile(plain.advance_and_direct)
+
+    class CompiledKernel(plain.PlainKernel):
+        """The plain kernel with its element-wise part compiled."""
+
+        advance_and_direct = staticmethod(compiled)
+
+    optimizer = _lamb(tensors, tensors.shards.layout, kernel="plain")
+    optimizer.use_kernel(CompiledKernel(), "bench")
+    ways[COMPILED] = optimizer.step
+
+
+def _report_of(optimizer: Lamb) -> Callable[[], None]:
+    """What an update costs the log where it is read every ten updates."""
+
+    def report() -> None:
+        norms = [optimizer.last_norms() for _ in range(UPDATES_A_REPORT)]
+        norm_columns(norms, [1.0] * UPDATES_A_REPORT, by_layer=False)
+
+    return report
+
+
+def _scale(tensor: torch.Tensor) -> None:
+    tensor.detach().mul_(1.0)
+
+
+def _time(way: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    started = time.perf_counter()
+    way()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - started
+
+
+def _median_ratio(times: list[float], baseline: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(times, baseline, strict=True))

@@ -1,0 +1,61 @@
+"""`bert-ds bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import torch
+
+from bert_ds.bench import exactness, exactness_plot, optimizer
+from bert_ds.config.deepspeed import check_run
+from bert_ds.config.loading import load_run_config
+from bert_ds.errors import ConfigError
+from bert_ds.train.setup import select_device
+from bert_ds.world import World
+
+
+def run(arguments: argparse.Namespace, world: World) -> None:
+    """Measure, print a table, and write the numbers where asked to.
+
+    Raises:
+        ConfigError: it was started with several ranks, or a value is out of range.
+    """
+    if world.world_size > 1:
+        raise ConfigError(
+            f"bench {arguments.what} measures one process, and {world.world_size} were started; "
+            "start it without a launcher"
+        )
+    config = load_run_config(arguments.recipe, arguments.set)
+    check_run(config)
+    if arguments.what == "optimizer":
+        _check_at_least_1("--repeats", arguments.repeats)
+        if arguments.threads is not None:
+            _check_at_least_1("--threads", arguments.threads)
+            torch.set_num_threads(arguments.threads)
+        measured = optimizer.bench_optimizer(config.model, arguments.repeats, select_device(world))
+        print(optimizer.as_text(measured))
+        _write_json(arguments, measured.as_dict())
+        return
+    for ranks in arguments.ranks:
+        _check_at_least_1("--ranks", ranks)
+    _check_at_least_1("--updates", arguments.updates)
+    compared = exactness.bench_exactness(config, arguments.data, arguments.ranks, arguments.updates)
+    print(exactness.as_text(compared))
+    _write_json(arguments, compared.as_dict())
+    if arguments.plot is not None:
+        exactness_plot.draw(compared, arguments.plot)
+
+
+def _check_at_least_1(flag: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(f"{flag} must be at least 1, it is {value}")
+
+
+def _write_json(arguments: argparse.Namespace, numbers: dict[str, Any]) -> None:
+    if arguments.json is not None:
+        try:
+            arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+        except OSError as err:
+            raise ConfigError(f"{arguments.json} cannot be written: {err.strerror}") from err
