@@ -53,7 +53,8 @@ class Trajectory:
         """For tables and plots."""
         if not self.ranks:
             return "per tensor"
-        return f"{'exact' if self.is_exact else 'one ratio a shard'}, {self.ranks} ranks"
+        kind = "exact" if self.is_exact else "one ratio a shard"
+        return f"{kind}, {self.ranks} rank{'s' if self.ranks > 1 else ''}"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def draw(bench: ExactnessBench, path: Path) -> None:
     """Write the figure: weight errors by update, and the last trust ratios by parameter.
 
     Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be written.
+        ConfigError: matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -34,10 +34,7 @@ def draw(bench: ExactnessBench, path: Path) -> None:
         errors, ratios = figure.subplots(1, 2, width_ratios=(1.0, 1.2))
         _draw_errors(errors, bench)
         _draw_ratios(ratios, bench)
-        try:
-            figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-        except OSError as err:
-            raise ConfigError(f"{path} cannot be written: {err.strerror}") from err
+        figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
     text = path.read_text(encoding="utf-8")
     path.write_text(re.sub(r"[ \t]+\n", "\n", text), encoding="utf-8")
 
@@ -71,6 +68,7 @@ def _draw_ratios(axes: Any, bench: ExactnessBench) -> None:
     exact = [each for each in bench.trajectories if each.ranks and each.is_exact][-1]
     axes.plot(places, [exact.ratios[n] for n in order], "x", color=_BLUE, ms=4, label=exact.label)
     axes.set_yscale("log")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("decayed parameters, by their ratio")
     axes.set_title(f"Trust ratios in update {bench.num_updates}", fontsize=9)
     axes.legend(fontsize=8, frameon=False, loc="upper left")

@@ -24,6 +24,7 @@ class FlatShards:
     layout: ShardLayout
     by_group: tuple[tuple[torch.nn.Parameter, ...], ...]
 
+    @torch.no_grad()
     def copy_from(self, wholes: Mapping[str, torch.Tensor], *, to_gradients: bool) -> None:
         """Fill the shards, or their gradients, from whole tensors by name."""
         flats = {}

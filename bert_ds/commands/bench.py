@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ def run(arguments: argparse.Namespace, world: World) -> None:
             f"bench {arguments.what} measures one process, and {world.world_size} were started; "
             "start it without a launcher"
         )
+    for path in (arguments.json, getattr(arguments, "plot", None)):
+        if path is not None and not os.access(path.absolute().parent, os.W_OK):
+            raise ConfigError(f"{path} cannot be written: no folder {path.parent} to write to")
     config = load_run_config(arguments.recipe, arguments.set)
     check_run(config)
     if arguments.what == "optimizer":
@@ -55,7 +59,4 @@ def _check_at_least_1(flag: str, value: int) -> None:
 
 def _write_json(arguments: argparse.Namespace, numbers: dict[str, Any]) -> None:
     if arguments.json is not None:
-        try:
-            arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
-        except OSError as err:
-            raise ConfigError(f"{arguments.json} cannot be written: {err.strerror}") from err
+        arguments.json.write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")

