@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -85,13 +88,34 @@ class CpuKernel:
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL, str]:
-    library, description = load_library(SOURCE)
+    with _threads_that_soon_sleep():
+        library, description = load_library(SOURCE)
     pointer, int64, threads = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.lamb_advance.argtypes = (pointer, int64, pointer, pointer, pointer, threads)
     library.lamb_apply.argtypes = (pointer, int64, pointer, pointer, threads)
     library.lamb_advance.restype = library.lamb_apply.restype = None
     library.lamb_block.restype = int64
     return library, description
+
+
+@contextmanager
+def _threads_that_soon_sleep() -> Iterator[None]:
+    """Let OpenMP's idle threads spin for microseconds only, where it is loaded for us alone.
+
+    torch's wheels bring an OpenMP of their own. Threads of ours that wait for the next step, by
+    default for milliseconds and at full speed, would take cores from torch's. OpenMP reads these
+    variables once, as it is loaded.
+    """
+    chosen = {"GOMP_SPINCOUNT": "10000", "KMP_BLOCKTIME": "0"}
+    if any(name in os.environ for name in (*chosen, "OMP_WAIT_POLICY")):
+        yield
+        return
+    os.environ.update(chosen)
+    try:
+        yield
+    finally:
+        for name in chosen:
+            del os.environ[name]
 
 
 def _fragment_table(batch: Batch) -> tuple[_Table, torch.Tensor]:
