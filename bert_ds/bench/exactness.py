@@ -201,18 +201,15 @@ def as_text(bench: ExactnessBench) -> str:
         f"{bench.recipe}, {bench.num_updates} updates; error: distance from the per-tensor weights "
         "over their way",
         "",
-        f"{'LAMB':30}{'error':>10}{'worst ratio off by':>20}{'last loss':>11}",
+        f"{'LAMB':30}{'error':>10}{'worst ratio off by':>20}{'last 10 losses':>16}",
     ]
     for each in bench.trajectories:
-        worst = max(
-            max(ratio / found, found / ratio)
-            for name, ratio in reference.ratios.items()
-            if (found := each.ratios[name])
-        )
+        pairs = [(ratio, each.ratios[name]) for name, ratio in reference.ratios.items()]
+        worst = max((max(a / b, b / a) for a, b in pairs if a and b), default=1.0)
         tail = each.losses[-10:]
         lines.append(
             f"{each.label:30}{each.errors[-1]:10.1e}{f'factor {worst:.3g}':>20}"
-            f"{sum(tail) / len(tail):11.3f}"
+            f"{sum(tail) / len(tail):16.3f}"
         )
     return "\n".join(lines)
 

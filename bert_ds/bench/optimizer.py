@@ -133,7 +133,7 @@ def bench_optimizer(
             except Exception as err:  # a compiler that is not there says so in many ways
                 if name not in (ADAM, COMPILED):
                     raise
-                notes[name] = f"not available: {type(err).__name__}: {str(err).splitlines()[0]}"
+                notes[name] = f"not available: {_first_line(err)}"
                 del ways[name], times[name]
                 continue
             if number:
@@ -267,7 +267,7 @@ def _add_adam(
             tensors.flats, lr=1e-12, adamw_mode=True
         )
     except Exception as err:  # built at its first use: a missing compiler or ninja has many faces
-        notes[ADAM] = f"not available: {type(err).__name__}: {str(err).splitlines()[0]}"
+        notes[ADAM] = f"not available: {_first_line(err)}"
         return
     adam.state.update(tensors.state())
     ways[ADAM] = adam.step
@@ -294,6 +294,10 @@ def _report_of(optimizer: Lamb) -> Callable[[], None]:
         norm_columns(norms, [1.0] * UPDATES_A_REPORT, by_layer=False)
 
     return report
+
+
+def _first_line(err: Exception) -> str:
+    return f"{type(err).__name__}: {str(err).partition(chr(10))[0]}"
 
 
 def _scale(tensor: torch.Tensor) -> None:

@@ -29,6 +29,8 @@ def run(arguments: argparse.Namespace, world: World) -> None:
             "start it without a launcher"
         )
     for path in (arguments.json, getattr(arguments, "plot", None)):
+        if path is not None and path.is_dir():
+            raise ConfigError(f"{path} is a folder; name a file in it")
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             raise ConfigError(f"{path} cannot be written: no folder {path.parent} to write to")
     config = load_run_config(arguments.recipe, arguments.set)

@@ -20,14 +20,29 @@ def names_of(index: int, group: dict[str, Any]) -> list[str]:
     return [f"{index}.{position}" for position in range(len(group["params"]))]
 
 
-def check_group(index: int, group: dict[str, Any]) -> None:
-    """Refuse groups on which a per-tensor trust ratio would be meaningless or imprecise."""
+def check_group(index: int, group: dict[str, Any], numels: tuple[int, ...]) -> None:
+    """Refuse groups on which a per-tensor trust ratio would be meaningless or imprecise.
+
+    Args:
+        index: number of the group.
+        group: as it is now.
+        numels: elements of its parameters as it was made.
+
+    Raises:
+        ConfigError: says what has become of the group.
+    """
     num_names, num_tensors = len(names_of(index, group)), len(group["params"])
     if num_names != num_tensors:
         raise ConfigError(
             f"LAMB's group {index} was built from {num_names} named parameters and now holds "
             f"{num_tensors} tensors: the engine has flattened them, and one trust ratio over a "
             "flat tensor is wrong; use ZeRO stage 0 in float32."
+        )
+    if tuple(parameter.numel() for parameter in group["params"]) != numels:
+        raise ConfigError(
+            f"LAMB's group {index} holds tensors of other sizes than those it was made with: an "
+            "engine has put shards in place of parameters, and a trust ratio over a shard is "
+            "wrong; bind the optimizer to its layout, or make it anew for the new tensors."
         )
     for name, parameter in zip(names_of(index, group), group["params"], strict=True):
         if parameter.dtype not in (torch.float32, torch.float64):

@@ -33,7 +33,6 @@ element by element; squares of w, u and g by fragment of a parameter; one all-re
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, overload
@@ -42,6 +41,7 @@ import torch
 
 from bert_ds.errors import ConfigError
 from bert_ds.optim.checks import Variant, check_choices, check_group, check_ranges, names_of
+from bert_ds.optim.coefficients import coefficients_of, is_exempt
 from bert_ds.optim.kernels import Choice, choose_kernel
 from bert_ds.optim.kernels.base import (
     ELEMENTS,
@@ -129,21 +129,71 @@ class Lamb(torch.optim.Optimizer):
         self._layout: ShardLayout | None = None
         self._members: dict[tuple[str, ...], torch.Tensor] = {}
         self._choices: dict[tuple[torch.device, torch.dtype], Choice] = {}
+        self._masks: dict[tuple[int, ...], torch.Tensor] = {}
+        self._group_numels: list[tuple[int, ...]] = []
+        self._is_standard = True
         self._own_kernel: Choice | None = None
         self._last = _LastStep()
         super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as `torch.optim.Optimizer` defines it.
+
+        Raises:
+            ConfigError: a value of the group is out of its range, or one that all groups share
+                (`kernel`, `max_grad_norm`) is not theirs.
+        """
+        values = {**self.defaults, **param_group}
+        for shared in ("kernel", "max_grad_norm"):
+            if values[shared] != self.defaults[shared]:
+                raise ConfigError(
+                    f"LAMB's {shared} is one for all groups ({self.defaults[shared]}), and a group "
+                    f"asks for {values[shared]}"
+                )
+        check_ranges(
+            values["lr"], values["betas"], values["eps"], values["weight_decay"],
+            values["trust_ratio_bounds"], values["max_grad_norm"],
+        )  # fmt: skip
+        check_choices(
+            values["variant"], values["kernel"], values["use_nvlamb"], values["grad_averaging"]
+        )
+        super().add_param_group(param_group)
+        self._note_groups()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles.
+
+        Raises:
+            ConfigError: it is bound: a copy would know neither the engine's tensors nor its ranks.
+        """
+        if self._layout is not None:
+            raise ConfigError("a bound LAMB cannot be copied or pickled; copy its state_dict()")
+        return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from pickle or `load_state_dict`, without what the last step left to report."""
         super().__setstate__(state)
         self._layout = getattr(self, "_layout", None)
-        self._members = {}
+        self._members, self._masks = {}, {}
         self._own_kernel = getattr(self, "_own_kernel", None)
         self._choices = {}
-        self._last = _LastStep()
-        for group in self.param_groups:  # of a state saved before they were there
-            group.setdefault("variant", "apex")
-            group.setdefault("kernel", "auto")
+        self._last = _LastStep.of(self._layout)
+        for group in self.param_groups:
+            for name, value in self.defaults.items():  # of a state saved before it was there
+                group.setdefault(name, value)
+        self._note_groups()
+
+    def _note_groups(self) -> None:
+        """Keep what is asked of the groups when an engine has changed them."""
+        if getattr(self, "_layout", None) is None:
+            self._group_numels = [
+                tuple(parameter.numel() for parameter in group["params"])
+                for group in self.param_groups
+            ]
+        self._is_standard = all(
+            group["variant"] == "apex" and group["bias_correction"] and group["grad_averaging"]
+            for group in self.param_groups
+        )
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -192,13 +242,18 @@ class Lamb(torch.optim.Optimizer):
             raise ConfigError(
                 "max_grad_norm is for unsharded use; under ZeRO set the engine's gradient_clipping"
             )
+        if any("names" not in group for group in self.param_groups):
+            raise ConfigError(
+                "binding needs the names of the parameters: make the groups with "
+                "bert_ds.optim.param_groups, or give each group its `names`"
+            )
         named = {name for group in self.param_groups for name in group["names"]}
         if named != set(layout.names):
             odd = sorted(named ^ set(layout.names))
             raise ConfigError(f"optimizer and engine differ in their parameters: {odd[:3]}")
         self._layout = layout
         self._members = {}
-        self._last = _LastStep(layout.names, tuple(shape.numel() for shape in layout.shapes))
+        self._last = _LastStep.of(layout)
 
     @property
     def layout(self) -> ShardLayout | None:
@@ -241,7 +296,7 @@ class Lamb(torch.optim.Optimizer):
         exempt = {
             name
             for index, group in enumerate(self.param_groups)
-            if _is_exempt(group)
+            if is_exempt(group)
             for name in names_of(index, group)
         }
         return LastNorms(
@@ -261,18 +316,23 @@ class Lamb(torch.optim.Optimizer):
         return self._last.grad_norm
 
     def _whole_targets(self) -> Iterator[_Target]:
-        """Every parameter that has a gradient, each a slab of its own; sets the names."""
+        """Every parameter that has a gradient, each a slab of its own; sets the names.
+
+        Parameters are numbered whether they have a gradient or not, so that a number stays.
+        """
         names: list[str] = []
+        numels: list[int] = []
         found = []
         for index, group in enumerate(self.param_groups):
-            check_group(index, group)
+            check_group(index, group, self._group_numels[index])
             for name, parameter in zip(names_of(index, group), group["params"], strict=True):
                 if parameter.grad is not None:
                     fragment = Fragment(len(names), 0, 0, parameter.numel())
                     found.append(_Target(parameter, (fragment,), index))
-                    names.append(name)
-        numels = tuple(target.tensor.numel() for target in found)
-        self._last = _LastStep(names=tuple(names), numels=numels)
+                names.append(name)
+                numels.append(parameter.numel())
+        if self._last.names != tuple(names) or self._last.numels != tuple(numels):
+            self._last = _LastStep(tuple(names), tuple(numels))
         yield from found
 
     def _shard_targets(self) -> Iterator[_Target]:
@@ -294,9 +354,10 @@ class Lamb(torch.optim.Optimizer):
         layout, last = self._layout, self._last
         device = layout.shards[0].tensor.device if layout else targets[0].tensor.device
         sums = torch.zeros(4, len(last.names), dtype=torch.float64, device=device)
+        prepared = list(self._slabs_by_coefficients(targets))
         divisor = self._clip_divisor(targets)
         begun: list[tuple[Batch, Finish, torch.Tensor]] = []
-        for group_index, slabs, coefficients in self._slabs_by_coefficients(targets):
+        for group_index, slabs, coefficients in prepared:
             place = slabs[0].weight.device
             local_divisor = None if divisor is None else divisor.to(place)
             batch = Batch(tuple(slabs), coefficients, last.numels, local_divisor)
@@ -325,14 +386,15 @@ class Lamb(torch.optim.Optimizer):
                 state["step"] = 0
                 state["exp_avg"] = torch.zeros_like(tensor)
                 state["exp_avg_sq"] = torch.zeros_like(tensor)
-            state["step"] += 1
-            key = (group_index, state["step"], tensor.device, tensor.dtype)
+            key = (group_index, state["step"] + 1, tensor.device, tensor.dtype)
             batches.setdefault(key, []).append(
                 make_slab(tensor, state, fragments, is_gradient_spare=self._layout is not None)
             )
+        for tensor, *_ in targets:  # all of them are in order
+            self.state[tensor]["step"] += 1
         for key, slabs in batches.items():
             group_index, step, *_ = key
-            yield group_index, slabs, _coefficients(self.param_groups[group_index], step)
+            yield group_index, slabs, coefficients_of(self.param_groups[group_index], step)
 
     def _members_of(self, group_index: int, batch: Batch, device: torch.device) -> torch.Tensor:
         """Which parameters a batch updates, on whatever rank their elements lie: bool [P]."""
@@ -344,16 +406,19 @@ class Lamb(torch.optim.Optimizer):
                 flags = [name in chosen for name in self._layout.names]
                 self._members[names] = torch.tensor(flags, device=device)
             return self._members[names]
+        numbers = tuple(f.parameter for slab in batch.slabs for f in slab.fragments)
+        key = (len(batch.numels), *numbers)
+        if key in self._masks:
+            return self._masks[key]
         is_member = torch.zeros(len(batch.numels), dtype=torch.bool)
-        is_member[[fragment.parameter for slab in batch.slabs for fragment in slab.fragments]] = (
-            True
-        )
-        return is_member.to(device)
+        is_member[list(numbers)] = True
+        self._masks[key] = is_member.to(device)
+        return self._masks[key]
 
     def _clip_divisor(self, targets: list[_Target]) -> torch.Tensor | None:
         """max(1, ||g||_global / max_grad_norm) as a float64 scalar, or None where it is off."""
-        max_grad_norm = self.defaults["max_grad_norm"]
-        if max_grad_norm == 0.0:
+        max_grad_norm = max(group["max_grad_norm"] for group in self.param_groups)
+        if max_grad_norm == 0.0 or self._layout is not None:
             return None
         device = targets[0].tensor.device
         gradients = [t.tensor.grad for t in targets if t.tensor.grad is not None]
@@ -366,13 +431,8 @@ class Lamb(torch.optim.Optimizer):
         weight = batch.slabs[0].weight
         key = (weight.device, weight.dtype)
         if key not in self._choices:
-            options = self.defaults
             choice = self._own_kernel or choose_kernel(
-                options["kernel"],
-                *key,
-                is_standard_lamb=options["variant"] == "apex"
-                and options["bias_correction"]
-                and options["grad_averaging"],
+                self.defaults["kernel"], *key, is_standard_lamb=self._is_standard
             )
             log.info("LAMB on %s: kernel %s (%s)", key[0], choice.kernel.name, choice.reason)
             self._choices[key] = choice
@@ -417,6 +477,13 @@ class _LastStep:
     ratios: torch.Tensor | None = None
     grad_norm: torch.Tensor | None = None
 
+    @classmethod
+    def of(cls, layout: ShardLayout | None) -> _LastStep:
+        """Nothing yet, of a layout's parameters where there is one."""
+        if layout is None:
+            return cls()
+        return cls(layout.names, tuple(shape.numel() for shape in layout.shapes))
+
     def keep(self, sums: torch.Tensor, ratios: torch.Tensor, is_stepped: torch.Tensor) -> None:
         """Take over what a step found out; it may have covered some parameters only."""
         if self.sums is None or self.ratios is None:
@@ -424,34 +491,3 @@ class _LastStep:
         else:
             self.sums = torch.where(is_stepped, sums, self.sums)
             self.ratios = torch.where(is_stepped, ratios, self.ratios)
-
-
-def _coefficients(group: dict[str, Any], step: int) -> Coefficients:
-    """The numbers of a group at update `step` = 1, 2, ... of its tensors."""
-    beta1, beta2 = group["betas"]
-    correction1 = correction2 = 1.0
-    if group["bias_correction"]:
-        correction1, correction2 = 1.0 - beta1**step, 1.0 - beta2**step
-    is_deepspeed = group["variant"] == "deepspeed"
-    factor = math.sqrt(correction2) / correction1 if is_deepspeed else 1.0
-    lowest, highest = group["trust_ratio_bounds"] or (0.0, math.inf)
-    return Coefficients(
-        step=step,
-        beta1=beta1,
-        beta2=beta2,
-        beta3=1.0 - beta1 if group["grad_averaging"] else 1.0,
-        correction1=1.0 if is_deepspeed else correction1,
-        correction2=1.0 if is_deepspeed else correction2,
-        eps=group["eps"],
-        weight_decay=group["weight_decay"],
-        step_size=group["lr"] * factor,
-        lowest=lowest,
-        highest=highest,
-        is_exempt=_is_exempt(group),
-    )
-
-
-def _is_exempt(group: dict[str, Any]) -> bool:
-    """Whether the trust ratios of a group are 1."""
-    is_decayed = group["weight_decay"] != 0.0
-    return not (group["variant"] == "deepspeed" or is_decayed or group["use_nvlamb"])

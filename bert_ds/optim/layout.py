@@ -83,17 +83,18 @@ class ShardLayout:
         Raises:
             TrainingError: names a parameter that is held in part or twice.
         """
-        held = torch.zeros(len(self.names), dtype=torch.int64)
+        held = torch.zeros(2, len(self.names), dtype=torch.int64)  # elements, and overlaps
         for shard in self.shards:
             end = 0
             for fragment in sorted(shard.fragments, key=lambda each: each.flat_start):
-                if fragment.flat_start < end:
-                    name = self.names[fragment.parameter]
-                    raise TrainingError(f"the layout of {name} overlaps another parameter's")
+                held[1, fragment.parameter] += int(fragment.flat_start < end)
                 end = fragment.flat_start + fragment.numel
-                held[fragment.parameter] += fragment.numel
-        all_reduce_sum(held, self.group)
-        for name, shape, count in zip(self.names, self.shapes, held.tolist(), strict=True):
+                held[0, fragment.parameter] += fragment.numel
+        all_reduce_sum(held, self.group)  # before any complaint, so that no rank waits for another
+        for name, overlaps in zip(self.names, held[1].tolist(), strict=True):
+            if overlaps:
+                raise TrainingError(f"the layout of {name} overlaps another parameter's")
+        for name, shape, count in zip(self.names, self.shapes, held[0].tolist(), strict=True):
             if count != shape.numel():
                 raise TrainingError(
                     f"the ranks hold {count} of the {shape.numel()} elements of {name}: the "

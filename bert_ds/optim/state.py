@@ -58,7 +58,7 @@ def load_optimizer_tensors(optimizer: Lamb, tensors: Mapping[str, torch.Tensor],
             state: dict[str, Any] = {"step": step}
             for moment in MOMENTS:
                 saved = _saved(tensors, moment, name, parameter.shape)
-                state[moment] = saved.to(parameter.device, parameter.dtype, copy=True)
+                state[moment] = torch.empty_like(parameter, requires_grad=False).copy_(saved)
             optimizer.state[parameter] = state
         return
     for shard in layout.shards:

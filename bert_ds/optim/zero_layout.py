@@ -25,7 +25,13 @@ from packaging.version import Version
 from torch import nn
 
 from bert_ds.errors import ConfigError, TrainingError
-from bert_ds.optim.layout import Fragment, Shard, ShardLayout, fragments_within
+from bert_ds.optim.layout import (
+    Fragment,
+    Shard,
+    ShardLayout,
+    all_reduce_sum,
+    fragments_within,
+)
 
 TESTED_VERSIONS = ("0.16.0", "0.19.8")
 """Oldest and newest DeepSpeed that this module is known to read rightly; pyproject.toml's range."""
@@ -56,14 +62,23 @@ def read_layout(zero_optimizer: Any, model: nn.Module) -> ShardLayout:
             "stage 1 leave data_types.grad_accum_dtype out or set it to bf16)"
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
+    failure: Exception | None = None
     try:
         layout = readers[kind](zero_optimizer, names)
-    except (AttributeError, IndexError, KeyError, TypeError) as err:
+    except (AttributeError, IndexError, KeyError, TypeError, TrainingError) as err:
+        failure = err
+    num_failed = torch.tensor([int(failure is not None)])
+    all_reduce_sum(num_failed, None)
+    if isinstance(failure, TrainingError):
+        raise failure
+    if failure is not None:
         raise TrainingError(
             f"{kind} of this DeepSpeed does not have the attributes that are known from "
-            f"{' to '.join(TESTED_VERSIONS)} ({type(err).__name__}: {err}); install a version of "
-            "that range"
-        ) from err
+            f"{' to '.join(TESTED_VERSIONS)} ({type(failure).__name__}: {failure}); install a "
+            "version of that range"
+        ) from failure
+    if num_failed.item():
+        raise TrainingError("another rank cannot read the layout of its shards, and says why")
     layout = _with_empty_parameters(layout, model, kind)
     layout.check()
     return layout

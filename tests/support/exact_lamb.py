@@ -141,6 +141,7 @@ def _train_case(world: World, case: Case) -> Outcome:
         config["fp16"]["loss_scale"] = LOSS_SCALE
     with naive_ratios() if case.is_naive else contextlib.nullcontext():
         engine = TrainEngine(model, lamb, config, world)
+        _check_nothing_has_moved(engine, case)
         grad_norms = []
         first = world.rank * micro * case.accumulation
         for step in range(NUM_STEPS):
@@ -155,6 +156,15 @@ def _train_case(world: World, case: Case) -> Outcome:
         outcome = Outcome(weights, lamb.last_trust_ratios(), grad_norms)
         engine.destroy()
     return outcome
+
+
+def _check_nothing_has_moved(engine: TrainEngine, case: Case) -> None:
+    """An engine must not step at its construction, on whatever gradients."""
+    assert not any(engine.optimizer.state.values())
+    start = dict(make_model().to(DTYPES[case.precision]).named_parameters())
+    for name, weight in engine.weights().items():
+        if name in start:
+            assert torch.equal(weight.detach(), start[name].detach().float()), name
 
 
 def train_in_one_process(

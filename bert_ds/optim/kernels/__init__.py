@@ -3,6 +3,9 @@
 `auto` takes the fastest that works where the tensors lie: on GPUs Triton's, else apex's, else the
 plain one; on CPUs the C one where a compiler is found, else the plain one; the plain one anywhere
 else and for any dtype but float32. A kernel asked for by name is used or refused, never replaced.
+
+The fused ones square elements in float32: a tensor whose elements are all below 1e-19 has norm 0 to
+them, one with elements above 1e19 an infinite one.
 """
 
 from __future__ import annotations
@@ -14,10 +17,11 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 
 from bert_ds.errors import ConfigError
-from bert_ds.optim.kernels.base import Kernel
+from bert_ds.optim.kernels.base import Batch, Coefficients, Kernel, Slab
 from bert_ds.optim.kernels.build import BuildError
 from bert_ds.optim.kernels.cpu import CpuKernel
 from bert_ds.optim.kernels.plain import PlainKernel
+from bert_ds.optim.layout import Fragment
 
 KernelName = Literal["auto", "plain", "cpu", "triton", "apex"]
 KERNEL_NAMES: tuple[str, ...] = get_args(KernelName)
@@ -74,13 +78,27 @@ def choose_kernel(
 
 
 def _triton(device: torch.device, dtype: torch.dtype) -> Choice:
-    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    is_interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes")
     _check_place(device, dtype, ("cuda", "cpu") if is_interpreted else ("cuda",))
     try:
         from bert_ds.optim.kernels.triton_lamb import TritonKernel
     except ImportError as err:
         raise _Unavailable(f"Triton cannot be imported ({err})") from None
-    return Choice(TritonKernel(), "Triton can be imported")
+    if device.type == "cuda":
+        try:
+            _try_once(TritonKernel(), device)
+        except Exception as err:  # it compiles now: a missing compiler or an old GPU, in any class
+            raise _Unavailable(f"Triton cannot compile or start a kernel here ({err})") from None
+    return Choice(TritonKernel(), "Triton works here")
+
+
+def _try_once(kernel: Kernel, device: torch.device) -> None:
+    """One step on four elements."""
+    weight, gradient, exp_avg, exp_avg_sq = torch.ones(4, 4, device=device).unbind()
+    c = Coefficients(1, 0.9, 0.999, 0.1, 0.1, 0.001, 1e-6, 0.0, 0.0, 0.0, 1.0, False)
+    slab = Slab(weight, gradient, exp_avg, exp_avg_sq, (Fragment(0, 0, 0, 4),), False)
+    sums = torch.zeros(4, 1, dtype=torch.float64, device=device)
+    kernel.begin(Batch((slab,), c, (4,), None), sums)(sums[0])
 
 
 def _apex(device: torch.device, dtype: torch.dtype, is_standard_lamb: bool) -> Choice:

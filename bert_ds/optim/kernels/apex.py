@@ -16,10 +16,12 @@ on the host. Stage 2 takes 1 for a ratio where a norm is 0.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
+from bert_ds.errors import ConfigError
 from bert_ds.optim.kernels.base import ELEMENTS, GRADIENT, UPDATE, WEIGHT, Batch, Finish
 
 CHUNK = 2048 * 32
@@ -37,6 +39,14 @@ class ApexKernel:
     def begin(self, batch: Batch, sums: torch.Tensor) -> Finish:
         """As `Kernel.begin`."""
         c = batch.coefficients
+        is_corrected = math.isclose(c.correction1, 1.0 - c.beta1**c.step) and math.isclose(
+            c.correction2, 1.0 - c.beta2**c.step
+        )
+        if not is_corrected or c.beta3 != 1.0 - c.beta1:
+            raise ConfigError(
+                "a parameter group has other options than those that LAMB's kernel was chosen by, "
+                "and apex cannot compute them; set kernel to triton or plain"
+            )
         pairs = [(s, fragment) for s in batch.slabs for fragment in s.fragments if fragment.numel]
         if not pairs:
             return lambda multipliers: None
@@ -52,8 +62,8 @@ class ApexKernel:
 
         self._amp_c.multi_tensor_lamb_stage1_cuda(
             CHUNK, noop, [gradients, weights, exp_avgs, exp_avg_sqs, updates],
-            torch.full((len(pairs),), c.weight_decay, device=device), c.step - 1, c.beta1, c.beta2,
-            c.eps, divisor, 1.0,
+            torch.full((len(pairs),), c.weight_decay, dtype=torch.float32, device=device),
+            c.step - 1, c.beta1, c.beta2, c.eps, divisor, 1.0,
         )  # fmt: skip
         squares = [self._squares(noop, tensors) for tensors in (weights, updates, gradients)]
         squares[GRADIENT] = squares[GRADIENT] / divisor.to(device).double().square()

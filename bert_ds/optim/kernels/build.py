@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -43,29 +44,38 @@ def load_library(source: Path) -> tuple[ctypes.CDLL, str]:
     compiler = find_compiler()
     reasons = []
     for flags, description in flag_choices(platform.machine()):
-        path = _cached_path(source, compiler, flags)
         try:
+            path = _cached_path(source, compiler, flags)
             if not path.exists():
                 with _lock(path):
                     if not path.exists():
                         _compile(source, compiler, flags, path)
-            return ctypes.CDLL(str(path)), f"{Path(compiler).name}, {description}"
-        except (BuildError, OSError) as err:
+            return _load(source, compiler, flags, path), f"{Path(compiler[0]).name}, {description}"
+        except (BuildError, OSError, subprocess.SubprocessError) as err:
             reasons.append(str(err).strip())
-    raise BuildError(f"{compiler} failed: {reasons[0]}")
+    raise BuildError(f"{' '.join(compiler)} failed: {reasons[0]}")
 
 
-def find_compiler() -> str:
-    """The C compiler: what CC names, or the first of cc, gcc and clang that is there.
+def _load(source: Path, compiler: list[str], flags: tuple[str, ...], path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:  # broken on the disk: once more
+        with _lock(path):
+            _compile(source, compiler, flags, path)
+        return ctypes.CDLL(str(path))
+
+
+def find_compiler() -> list[str]:
+    """The C compiler's command: what CC says, or the first of cc, gcc and clang that is there.
 
     Raises:
         BuildError: there is none.
     """
-    named = os.environ.get("CC", "").split()
+    named = shlex.split(os.environ.get("CC", ""))
     for name in named[:1] or COMPILERS:
         found = shutil.which(name)
         if found:
-            return found
+            return [found, *named[1:]]
     raise BuildError(f"no C compiler ({named[0] if named else ', '.join(COMPILERS)})")
 
 
@@ -86,9 +96,12 @@ def cache_folder() -> Path:
     Raises:
         BuildError: no folder can be written that other users cannot.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bert_ds"
+    # Where nobody knows the home folder "~" is left as it is, and no absolute path.
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "bert_ds"
     fallback = Path(tempfile.gettempdir()) / f"bert_ds-{os.getuid()}"
     for folder in (home, fallback):
+        if not folder.is_absolute():
+            continue
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError:
@@ -100,9 +113,10 @@ def cache_folder() -> Path:
     raise BuildError(f"neither {home} nor {fallback} is a folder of ours to write to")
 
 
-def _cached_path(source: Path, compiler: str, flags: tuple[str, ...]) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=30)
-    parts = (source.read_bytes(), " ".join(flags).encode(), version.stdout, _processor())
+def _cached_path(source: Path, compiler: list[str], flags: tuple[str, ...]) -> Path:
+    version = subprocess.run([*compiler, "--version"], capture_output=True, check=False, timeout=30)
+    command = " ".join([*compiler, *flags]).encode()
+    parts = (source.read_bytes(), command, version.stdout, _processor())
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     return cache_folder() / f"{source.stem}-{digest}.so"
 
@@ -118,12 +132,12 @@ def _processor() -> bytes:
     return "\n".join(sorted(seen)).encode()
 
 
-def _compile(source: Path, compiler: str, flags: tuple[str, ...], path: Path) -> None:
+def _compile(source: Path, compiler: list[str], flags: tuple[str, ...], path: Path) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".so.incomplete")
     os.close(handle)
     try:
         done = subprocess.run(
-            [compiler, *flags, "-o", temporary, str(source), "-lm"],
+            [*compiler, *flags, "-o", temporary, str(source), "-lm"],
             capture_output=True,
             text=True,
             check=False,

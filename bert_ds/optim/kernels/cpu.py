@@ -128,9 +128,9 @@ def _fragment_table(batch: Batch) -> tuple[_Table, torch.Tensor]:
             is_whole = fragment.numel == batch.numels[fragment.parameter]
             kept = places[1] + offset if slab.is_gradient_spare and is_whole else 0
             pointers = (place + offset for place in places)
-            rows.append((*pointers, kept, fragment.numel, int(is_whole), 0))
+            rows.append((*pointers, kept, fragment.numel, int(is_whole)))
             parameters.append(fragment.parameter)
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), 8)
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), 7)
     return table, torch.tensor(parameters, dtype=torch.int64)
 
 

@@ -34,14 +34,13 @@ typedef struct {
     int32_t is_exempt;         /* ratio is 1 */
 } Coefficients;
 
-typedef struct { /* eight columns of int64 for the caller */
+typedef struct { /* seven columns of int64 for the caller */
     float *weight;
     const float *gradient;
     float *exp_avg, *exp_avg_sq;
     float *kept; /* u between the passes, may be the gradient's place; NULL: computed again */
     int64_t numel;
     int64_t is_whole;
-    int64_t unused;
 } Fragment;
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -39,6 +39,9 @@ def make_slab(
     if gradient.dtype != tensor.dtype or gradient.stride() != tensor.stride():
         gradient = torch.empty_like(tensor).copy_(gradient)
         is_gradient_spare = True
+    for moment in ("exp_avg", "exp_avg_sq"):  # the tensor may have been laid out anew since
+        if state[moment].stride() != tensor.stride():
+            state[moment] = torch.empty_like(tensor).copy_(state[moment])
     return Slab(
         _flat(tensor),
         _flat(gradient),

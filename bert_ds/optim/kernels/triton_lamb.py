@@ -20,6 +20,7 @@ import triton.language as tl
 from bert_ds.optim.kernels.base import ELEMENTS, GRADIENT, Batch, Finish
 
 BLOCK = 4096
+TABLES_KEPT = 64
 PARTIALS = 256
 """Partial sums that the second kernel loads at a time."""
 
@@ -124,18 +125,20 @@ class TritonKernel:
     name = "triton"
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[int, ...], _Tables] = {}
-        self._gradients: dict[tuple[int, ...], tuple[tuple[int, ...], torch.Tensor]] = {}
+        self._tables: dict[tuple[object, ...], _Tables] = {}
+        self._gradients: dict[tuple[object, ...], tuple[tuple[int, ...], torch.Tensor]] = {}
 
     def begin(self, batch: Batch, sums: torch.Tensor) -> Finish:
         """As `Kernel.begin`."""
         device, c = batch.slabs[0].weight.device, batch.coefficients
         key = tuple(
-            tensor.data_ptr()
-            for slab in batch.slabs
-            for tensor in (slab.weight, slab.exp_avg, slab.exp_avg_sq)
+            (s.weight.data_ptr(), s.exp_avg.data_ptr(), s.exp_avg_sq.data_ptr(), s.fragments)
+            for s in batch.slabs
         )
         if key not in self._tables:
+            if len(self._tables) >= TABLES_KEPT:  # the tensors move from step to step
+                self._tables.clear()
+                self._gradients.clear()
             self._tables[key] = _make_tables(batch, device)
         tables = self._tables[key]
         num_blocks, num_fragments = len(tables.block_fragment), len(tables.numels)
@@ -169,13 +172,13 @@ class TritonKernel:
         return finish
 
     def _gradient_table(
-        self, key: tuple[int, ...], batch: Batch, device: torch.device
+        self, key: tuple[object, ...], batch: Batch, device: torch.device
     ) -> torch.Tensor:
         """Addresses of the fragments' gradients, int64 [F]; sent again only where one moved."""
         places = tuple(slab.gradient.data_ptr() for slab in batch.slabs)
         known = self._gradients.get(key)
         if known is None or known[0] != places:
-            known = places, torch.tensor(_addresses(batch, "gradient"), device=device)
+            known = places, _send(torch.tensor(_addresses(batch, "gradient")), device)
             self._gradients[key] = known
         return known[1]
 
@@ -198,7 +201,14 @@ def _make_tables(batch: Batch, device: torch.device) -> _Tables:
             for what in ("weight", "exp_avg", "exp_avg_sq")
         ),
     )
-    return _Tables(*(column.to(device) for column in columns))
+    return _Tables(*(_send(column, device) for column in columns))
+
+
+def _send(column: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device, which the host does not wait for."""
+    if device.type != "cuda":
+        return column.to(device)
+    return column.pin_memory().to(device, non_blocking=True)
 
 
 def _addresses(batch: Batch, what: str) -> list[int]:

@@ -226,7 +226,7 @@ def test_step_counts_the_updates_of_each_tensor() -> None:
     steps = {name: optimizer.state[parameter]["step"] for name, parameter in named.items()}
     assert steps == {"dense.weight": 3, "dense.bias": 2}
     assert named["dense.bias"].tolist() == before
-    assert set(optimizer.last_trust_ratios()) == {"dense.weight"}
+    assert set(optimizer.last_trust_ratios()) == {"dense.weight", "dense.bias"}
 
 
 def test_saved_and_loaded_state_continues_bit_for_bit() -> None:
@@ -422,3 +422,66 @@ def test_norms_of_the_last_step_by_parameter() -> None:
     # m-hat = g and v-hat = g^2 at the first update: u = sign(g) without decay
     assert norms.update_norms[1].item() == pytest.approx(math.sqrt(2.0), rel=1e-4)
     assert norms.trust_ratios.tolist() == list(optimizer.last_trust_ratios().values())
+
+
+@pytest.mark.parametrize("kernel", ["plain", "cpu"])
+def test_a_parameter_keeps_its_number_when_others_have_no_gradient(kernel: str) -> None:
+    def train(present: list[tuple[int, ...]], kernel: str) -> tuple[list[float], dict[str, float]]:
+        weights = [torch.nn.Parameter(torch.full((5,), 0.1 * (k + 1))) for k in range(3)]
+        groups = [{"params": [w], "lr": 0.01 * (k + 1)} for k, w in enumerate(weights)]
+        optimizer = Lamb(groups, lr=0.1, kernel=kernel)
+        for having in present:
+            for k, weight in enumerate(weights):
+                weight.grad = torch.linspace(0.1, 1.0 + k, 5) if k in having else None
+            optimizer.step()
+        return [v for w in weights for v in w.tolist()], optimizer.last_trust_ratios()
+
+    alone, _ = train([(0,), (0,)], "plain")
+    weights, ratios = train([(0, 2), (0, 1, 2), (1, 2)], kernel)
+    assert weights[:5] == pytest.approx(alone[:5], rel=1e-6)
+    assert set(ratios) == {"0.0", "1.0", "2.0"}
+    assert min(ratios.values()) > 0.05
+
+
+def test_moments_follow_a_weight_that_is_laid_out_anew() -> None:
+    def train(*, is_turned: bool) -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.arange(1.0, 13.0).reshape(3, 4))
+        optimizer = Lamb([weight], lr=0.1)
+        for step in range(3):
+            if is_turned and step == 1:
+                weight.data = weight.data.t().contiguous().t()
+            weight.grad = torch.linspace(-1.0, 1.0, 12).reshape(3, 4) ** (step + 1)
+            optimizer.step()
+        return weight.detach().contiguous()
+
+    assert torch.allclose(train(is_turned=True), train(is_turned=False), rtol=1e-5)
+
+
+def test_values_of_a_group_are_checked_and_shared_ones_are_one() -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.raises(ConfigError, match="variant must be one of"):
+        Lamb([{"params": [weight], "variant": "deepsped"}], lr=0.1)
+    with pytest.raises(ConfigError, match="LAMB's lr"):
+        Lamb([{"params": [weight], "lr": -1.0}], lr=0.1)
+    with pytest.raises(ConfigError, match="max_grad_norm is one for all groups"):
+        Lamb([{"params": [weight], "max_grad_norm": 5.0}], lr=0.1)
+
+
+def test_a_refused_gradient_leaves_every_step_count() -> None:
+    weight, embedding = torch.nn.Parameter(torch.ones(2)), torch.nn.Embedding(5, 2, sparse=True)
+    optimizer = Lamb([weight, embedding.weight], lr=0.1, max_grad_norm=1.0)
+    weight.grad = torch.ones(2)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigError, match="dense gradients"):
+        optimizer.step()
+    assert optimizer.state[weight]["step"] == 0
+    assert weight.tolist() == [1.0, 1.0]
+
+
+def test_a_shard_in_place_of_a_single_parameter_is_refused() -> None:
+    optimizer = Lamb([{"params": [torch.nn.Parameter(torch.ones(4))], "names": ["a"]}], lr=0.1)
+    shard = torch.nn.Parameter(torch.ones(2))
+    shard.grad = torch.ones(2)
+    optimizer.param_groups[0]["params"] = [shard]
+    with pytest.raises(ConfigError, match="tensors of other sizes"):
+        optimizer.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -94,6 +95,74 @@ def test_a_bound_optimizer_refuses_tensors_that_it_does_not_know() -> None:
     model.weight.grad = torch.ones(2, 2)
     with pytest.raises(ConfigError, match="not in its layout"):
         optimizer.step()
+
+
+def flat_linear() -> tuple[Lamb, torch.nn.Parameter]:
+    """A bound optimizer over one linear layer whose weight and bias lie in two flat tensors."""
+    model = torch.nn.Linear(2, 3)
+    optimizer = Lamb(param_groups(model, 0.01), lr=0.1)
+    flats = [torch.nn.Parameter(torch.ones(8)), torch.nn.Parameter(torch.ones(4))]
+    shards = (
+        Shard(flats[0], (Fragment(0, 0, 0, 6),)),
+        Shard(flats[1], (Fragment(1, 0, 0, 3),)),
+    )
+    shapes = (torch.Size([3, 2]), torch.Size([3]))
+    layout = ShardLayout(("weight", "bias"), shapes, shards, None)
+    layout.check()
+    optimizer.bind(layout)
+    for group, flat in zip(optimizer.param_groups, flats, strict=True):
+        group["params"] = [flat]
+        flat.grad = torch.ones_like(flat)
+    return optimizer, flats[0]
+
+
+def test_a_bound_optimizer_goes_on_from_a_state_dict() -> None:
+    optimizer, weight = flat_linear()
+    optimizer.step()
+    saved, kept = copy.deepcopy(optimizer.state_dict()), weight.detach().clone()
+    weight.grad = torch.full_like(weight, 2.0)
+    optimizer.step()
+    expected = weight.detach().clone()
+    optimizer.load_state_dict(saved)
+    with torch.no_grad():
+        weight.copy_(kept)
+    weight.grad = torch.full_like(weight, 2.0)
+    optimizer.step()
+    assert torch.equal(weight[:6], expected[:6])
+    assert optimizer.last_trust_ratios().keys() == {"weight", "bias"}
+
+
+def test_a_bound_optimizer_is_not_copied() -> None:
+    optimizer, _ = flat_linear()
+    with pytest.raises(ConfigError, match="a bound LAMB cannot be copied"):
+        copy.deepcopy(optimizer)
+
+
+def test_binding_needs_names() -> None:
+    layout = ShardLayout(("0.0",), (torch.Size([2]),), (Shard(torch.ones(2), ()),), None)
+    with pytest.raises(ConfigError, match="binding needs the names"):
+        Lamb([torch.nn.Parameter(torch.ones(2))], lr=0.1).bind(layout)
+
+
+def test_a_layout_whose_fragments_overlap_is_refused() -> None:
+    shard = Shard(torch.zeros(4), (Fragment(0, 0, 0, 3), Fragment(1, 2, 0, 2)))
+    layout = ShardLayout(("a", "b"), (torch.Size([3]), torch.Size([2])), (shard,), None)
+    with pytest.raises(TrainingError, match="the layout of b overlaps"):
+        layout.check()
+
+
+def test_stepping_one_group_keeps_what_is_known_of_the_other() -> None:
+    optimizer, weight = flat_linear()
+    optimizer.step()
+    before = optimizer.last_trust_ratios()
+    both = optimizer.param_groups
+    optimizer.param_groups = both[:1]  # as ZeRO does
+    weight.grad = torch.full_like(weight, -3.0)
+    optimizer.step()
+    optimizer.param_groups = both
+    after = optimizer.last_trust_ratios()
+    assert after["bias"] == before["bias"]
+    assert after["weight"] != before["weight"]
 
 
 def test_binding_refuses_other_parameters_and_clipping_of_its_own() -> None:

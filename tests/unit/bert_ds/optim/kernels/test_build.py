@@ -104,6 +104,43 @@ def test_a_compiler_that_cannot_compile_is_told_with_its_message(
         build.load_library(source)
 
 
+@pytest.mark.parametrize(
+    "content", ["not a program", "#!/bin/sh\nexit 3\n"], ids=["no program", "fails"]
+)
+def test_a_compiler_that_is_none_is_told_and_never_raised_as_something_else(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    (tmp_path / "broken-cc").write_text(content)
+    (tmp_path / "broken-cc").chmod(0o755)
+    monkeypatch.setenv("CC", str(tmp_path / "broken-cc"))
+    with pytest.raises(build.BuildError, match="broken-cc failed: "):
+        build.load_library(source)
+
+
+def test_a_compiler_may_be_a_command_of_several_words(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text('#!/bin/sh\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CC", f"{wrapper} cc -DUNUSED=1")
+    library, how = build.load_library(source)
+    assert library.answer() == 42
+    assert how.startswith("wrapper, OpenMP")
+
+
+def test_a_library_that_is_broken_on_the_disk_is_built_again(source: Path) -> None:
+    build.load_library(source)
+    (path,) = build.cache_folder().glob("*.so")
+    path.unlink()
+    path.write_bytes(b"")
+    # in another process: this one has the library in memory
+    command = [sys.executable, "-c", BUILD_AND_ASK, str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith("42 cc, OpenMP, for this processor")
+    assert path.stat().st_size > 0
+
+
 def test_without_a_home_a_private_temporary_folder_is_used(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

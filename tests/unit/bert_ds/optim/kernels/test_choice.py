@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bert_ds.errors import ConfigError
-from bert_ds.optim import Lamb
+from bert_ds.optim import Lamb, kernels
 from bert_ds.optim.kernels import Choice, build, choose_kernel
 from tests.support.lamb_cases import StandInForAmpC
 
@@ -54,9 +54,16 @@ def test_without_a_compiler_the_plain_one_is_taken_and_says_why(no_compiler: Non
         choose("cpu")
 
 
-def test_on_gpus_triton_comes_first() -> None:
-    pytest.importorskip("triton")
+def test_on_gpus_triton_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_try_once", lambda kernel, device: None)
     assert choose("auto", GPU).kernel.name == "triton"
+
+
+def test_where_triton_cannot_start_a_kernel_the_next_is_taken() -> None:
+    kernel, reason = choose("auto", GPU)  # this machine has no GPU
+    assert kernel.name == "plain"
+    assert "triton: Triton cannot compile or start a kernel here" in reason
+    assert "apex: NVIDIA apex's amp_C cannot be imported" in reason
 
 
 def test_without_triton_apex_is_taken(no_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from bert_ds.errors import ConfigError
 from bert_ds.optim.kernels.apex import ApexKernel
 from bert_ds.optim.kernels.base import WEIGHT, Kernel
 from bert_ds.optim.kernels.cpu import CpuKernel
@@ -48,6 +49,11 @@ def test_the_calls_of_apex(case: str, is_split: bool) -> None:
     amp_c = StandInForAmpC()
     assert compare(ApexKernel(amp_c), PlainKernel(), is_split=is_split, **CASES[case]) < TOLERANCE
     assert amp_c.steps == list(range(NUM_STEPS))  # it counts step + 1
+
+
+def test_apex_refuses_what_it_would_compute_wrongly() -> None:
+    with pytest.raises(ConfigError, match="apex cannot compute them"):
+        take_steps(ApexKernel(StandInForAmpC()), is_split=False, **CASES["uncorrected"])
 
 
 def test_the_kernel_in_triton_under_its_interpreter() -> None:
