@@ -1,6 +1,6 @@
 """`bert-ds bench optimizer`: what a LAMB step costs, against DeepSpeed's Adam and naive ratios.
 
-All ways take turns (A B C, A B C, ...) on the same tensors in one process, so that a machine whose
+All ways take turns (A B C, C B A, A B C, ...) on the same tensors in one process, so that a machine whose
 speed drifts does not favour one; medians, and the median of the ratios within a round.
 
 A step must read weight, gradient and both moments and write weight and moments: 28 bytes an
@@ -127,7 +127,8 @@ def bench_optimizer(
     times: dict[str, list[float]] = {name: [] for name in ways}
     memory: list[float] = []
     for number in range(repeats + 1):
-        for name, way in list(ways.items()):
+        turn = list(ways.items())
+        for name, way in turn if number % 2 else reversed(turn):
             try:
                 seconds = _time(way, device)
             except Exception as err:  # a compiler that is not there says so in many ways
