@@ -1,7 +1,7 @@
 """`bert-ds bench optimizer`: what a LAMB step costs, against DeepSpeed's Adam and naive ratios.
 
-All ways take turns (A B C, C B A, A B C, ...) on the same tensors in one process, so that a machine whose
-speed drifts does not favour one; medians, and the median of the ratios within a round.
+All ways take turns (A B C, C B A, A B C, ...) on the same tensors in one process, so that a machine
+whose speed drifts does not favour one; medians, and the median of the ratios within a round.
 
 A step must read weight, gradient and both moments and write weight and moments: 28 bytes an
 element. What is reached of the memory's bandwidth counts those alone.
