@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -85,7 +86,7 @@ def train(
         state: counters, advanced in place.
         settings: see `LoopSettings`.
         meter: takes a record of each update.
-        learning_rate_at: learning rate of the update after so many applied ones.
+        learning_rate_at: of the update after so many applied ones.
         sum_over_ranks: element-wise sum of host integers; all ranks call it once an update.
         stop_requested: whether this rank was asked to stop.
         save: writes a checkpoint of the present state; all ranks call it together.
@@ -108,30 +109,24 @@ def train(
             break
         learning_rate = learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
-        try:
+        with _naming_the_update(state.global_step + 1):
             sums = compute_update(engine, update, num_predictions, settings)
-        except TrainingError as err:
-            raise TrainingError(f"update {state.global_step + 1}: {err}") from err
+        was_applied = engine.was_update_applied
         state.record(
-            was_applied=engine.was_update_applied,
+            was_applied=was_applied, num_sequences=settings.train_batch_size, num_tokens=num_tokens
+        )
+        record = UpdateRecord(
+            **vars(state),
+            **_told_by(engine),
+            num_predictions=num_predictions,
             num_sequences=settings.train_batch_size,
             num_tokens=num_tokens,
+            sums=sums,
+            learning_rate=learning_rate,
+            step_s=time.perf_counter() - started,
+            data_wait_s=data_wait_s,
         )
-        meter.add(
-            UpdateRecord(
-                **vars(state),
-                num_predictions=num_predictions,
-                num_sequences=settings.train_batch_size,
-                num_tokens=num_tokens,
-                sums=sums,
-                learning_rate=learning_rate,
-                grad_norm=engine.grad_norm(),
-                loss_scale=engine.loss_scale,
-                norms=engine.norms(),
-                step_s=time.perf_counter() - started,
-                data_wait_s=data_wait_s,
-            )
-        )
+        meter.add(record)
         checkpoint_due = state.global_step - saved_at >= settings.checkpoint_every
         if checkpoint_due or state.global_step % settings.log_every == 0:
             meter.flush()
@@ -142,6 +137,23 @@ def train(
     if state.global_step > saved_at:
         save()
     return state.global_step >= settings.total_steps
+
+
+def _told_by(engine: Engine) -> dict[str, Any]:
+    """What an engine knows of its last update, still on the device."""
+    return {
+        "grad_norm": engine.grad_norm(),
+        "loss_scale": engine.loss_scale,
+        "norms": engine.norms(),
+    }
+
+
+@contextmanager
+def _naming_the_update(number: int) -> Iterator[None]:
+    try:
+        yield
+    except TrainingError as err:
+        raise TrainingError(f"update {number}: {err}") from err
 
 
 def compute_update(

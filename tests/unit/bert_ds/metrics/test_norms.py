@@ -124,6 +124,8 @@ def test_only_the_rank_that_writes_reads_them() -> None:
     class Unreadable:
         """Fails on any use."""
 
-    meter = Meter("phase1", lambda tensor: tensor, [])
+    sums: list[torch.Tensor] = []
+    meter = Meter("phase1", lambda tensor: sums.append(tensor) or tensor, [])
     meter.add(record(1, Unreadable()))
     meter.flush()
+    assert len(sums) == 1  # the other ranks' part of the flush
