@@ -37,10 +37,11 @@ def run(arguments: argparse.Namespace, world: World) -> None:
     check_run(config)
     if arguments.what == "optimizer":
         _check_at_least_1("--repeats", arguments.repeats)
+        device = select_device(world)
         if arguments.threads is not None:
             _check_at_least_1("--threads", arguments.threads)
             torch.set_num_threads(arguments.threads)
-        measured = optimizer.bench_optimizer(config.model, arguments.repeats, select_device(world))
+        measured = optimizer.bench_optimizer(config.model, arguments.repeats, device)
         print(optimizer.as_text(measured))
         _write_json(arguments, measured.as_dict())
         return

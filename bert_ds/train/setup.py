@@ -52,13 +52,17 @@ class PhaseSetup:
 
 
 def select_device(world: World) -> torch.device:
-    """The GPU of this rank, or the CPU; on CPUs the cores are shared among the host's ranks.
+    """The GPU of this rank, or the CPU. The host's cores are shared among its ranks in both cases:
+    an offloaded optimizer works on them, too.
 
     DeepSpeed's own DS_ACCELERATOR=cpu keeps a run off the GPUs of a machine that has some.
 
     Raises:
         ConfigError: there are more ranks than GPUs on this host.
     """
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, cores // world.local_world_size))
     if torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu":
         if world.local_rank >= torch.cuda.device_count():
             raise ConfigError(
@@ -68,9 +72,6 @@ def select_device(world: World) -> torch.device:
         device = torch.device("cuda", world.local_rank)
         torch.cuda.set_device(device)
         return device
-    if "OMP_NUM_THREADS" not in os.environ:
-        cores = len(os.sched_getaffinity(0))
-        torch.set_num_threads(max(1, cores // world.local_world_size))
     return torch.device("cpu")
 
 
