@@ -22,7 +22,8 @@ pytestmark = pytest.mark.slow
 ROW_KEYS = {
     "phase", "global_step", "skipped_steps", "samples_seen", "tokens_seen", "loss", "mlm_loss",
     "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm", "loss_scale",
-    "step_s", "data_wait_s", "sequences_per_s", "tokens_per_s",
+    "step_s", "data_wait_s", "sequences_per_s", "tokens_per_s", "trust_ratio_min",
+    "trust_ratio_median", "trust_ratio_max",
 }  # fmt: skip
 
 
@@ -86,7 +87,10 @@ def test_the_run_folder_holds_what_others_read(finished_run: Path) -> None:
     assert {"torch", "deepspeed", "bert_ds"} <= versions.keys()
     rows = rows_of(finished_run)
     assert [row["global_step"] for row in rows] == [*range(1, 13), *range(1, 9)]
-    assert all(row.keys() == ROW_KEYS for row in rows)
+    # the last row of each flush, here every row, also names the parameters furthest from the median
+    assert all(row.keys() == ROW_KEYS | {"trust_ratios_furthest"} for row in rows)
+    assert all(0 < row["trust_ratio_min"] <= row["trust_ratio_median"] for row in rows)
+    assert all(len(row["trust_ratios_furthest"]) == 10 for row in rows)
     config = json.loads((finished_run / "config.json").read_text())
     assert config["config"]["recipe"] == "tiny"
     assert config["command"].startswith("bert-ds pretrain --recipe")
