@@ -111,15 +111,13 @@ def train(
         engine.set_learning_rate(learning_rate)
         with _naming_the_update(state.global_step + 1):
             sums = compute_update(engine, update, num_predictions, settings)
-        was_applied = engine.was_update_applied
-        state.record(
-            was_applied=was_applied, num_sequences=settings.train_batch_size, num_tokens=num_tokens
-        )
+        size, was_applied = settings.train_batch_size, engine.was_update_applied
+        state.record(was_applied=was_applied, num_sequences=size, num_tokens=num_tokens)
         record = UpdateRecord(
             **vars(state),
             **_told_by(engine),
             num_predictions=num_predictions,
-            num_sequences=settings.train_batch_size,
+            num_sequences=size,
             num_tokens=num_tokens,
             sums=sums,
             learning_rate=learning_rate,
