@@ -1,6 +1,7 @@
 """The tensors of one micro batch, as the data reader makes them and the model takes them.
 
-Legend: B sequences, S tokens of the longest row (rounded up), P masked positions of all rows.
+Legend: B sequences, S tokens of the longest row (rounded up), T tokens of all rows, P masked
+positions of all rows.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+
+NO_PAIR_LABEL = -100
+"""Label of a row that is a single segment; losses and counts leave it out, as torch's do."""
 
 
 class PretrainingBatch(NamedTuple):
@@ -19,7 +23,8 @@ class PretrainingBatch(NamedTuple):
         attention_mask: bool [B, S], True on real tokens.
         masked_lm_positions: int64 [P], index of each masked token in the flattened [B * S].
         masked_lm_ids: int64 [P], the piece that stood there.
-        next_sentence_label: int64 [B], 0 true next (or in order), 1 random (or swapped).
+        next_sentence_label: int64 [B], 0 true next (or in order), 1 random (or swapped),
+            `NO_PAIR_LABEL` where the row is a single segment.
     """
 
     input_ids: torch.Tensor
@@ -32,3 +37,25 @@ class PretrainingBatch(NamedTuple):
     def to(self, device: torch.device) -> PretrainingBatch:
         """The same batch on `device`; copies do not block where the memory is pinned."""
         return PretrainingBatch(*(tensor.to(device, non_blocking=True) for tensor in self))
+
+
+class PackedBatch(NamedTuple):
+    """The same rows end to end, as attention without padding takes them.
+
+    Attributes:
+        input_ids: int64 [T], masks applied.
+        token_type_ids: int64 [T], 0 for segment A, 1 for segment B.
+        cu_seqlens: int32 [B + 1], where each row begins, and T.
+        max_seqlen: tokens of the longest row.
+        masked_lm_positions: int64 [P], index of each masked token in [T].
+        masked_lm_ids: int64 [P], the piece that stood there.
+        next_sentence_label: int64 [B], as in `PretrainingBatch`.
+    """
+
+    input_ids: torch.Tensor
+    token_type_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    masked_lm_positions: torch.Tensor
+    masked_lm_ids: torch.Tensor
+    next_sentence_label: torch.Tensor

@@ -146,6 +146,14 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     part.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
     part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
     part = parts.add_parser(
+        "data", help="rows a second from shards to packed and padded micro batches"
+    )
+    part.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="a dataset folder, as DATA/seq128"
+    )
+    part.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
+    part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
+    part = parts.add_parser(
         "exactness", help="what one trust ratio a ZeRO shard does to a model, on real text"
     )
     _add_recipe(part)

@@ -68,14 +68,14 @@ class TrainEngine:
             self._watch = OverflowWatch(model, max_skipped_in_a_row, lowest_scale)
 
     def micro_step(
-        self, batch: PretrainingBatch, num_predictions: int, num_sequences: int
+        self, batch: PretrainingBatch, num_predictions: int, num_pair_labels: int
     ) -> PretrainingOutput:
         """Forward and backward of one micro batch; after the last one of an update, the update.
 
         Args:
             batch: the micro batch, on the engine's device.
             num_predictions: masked positions of the whole update, all ranks.
-            num_sequences: rows of the whole update, all ranks.
+            num_pair_labels: rows of the whole update that have a pair label, all ranks.
 
         Returns:
             The micro batch's sums, detached, still on the device.
@@ -87,7 +87,8 @@ class TrainEngine:
         if self._watch is not None and self.loss_scale is not None:
             self._watch.before_backward(self.loss_scale)
         output: PretrainingOutput = self._engine(batch)
-        loss = output.mlm_loss_sum / max(num_predictions, 1) + output.nsp_loss_sum / num_sequences
+        loss = output.mlm_loss_sum / max(num_predictions, 1)
+        loss = loss + output.nsp_loss_sum / max(num_pair_labels, 1)
         self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
         self._step()
         return PretrainingOutput(*(value.detach() for value in output))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 
-import torch
-
 
 def keyed_bits(*key: int | str, bits: int = 128) -> int:
     """`bits` bits (a multiple of 8) that are a function of `key` alone, by BLAKE2b."""
@@ -19,4 +17,6 @@ def keyed_bits(*key: int | str, bits: int = 128) -> int:
 
 def seed_dropout(seed: int, phase_index: int, position: int) -> None:
     """Seed torch's generators (CPU and every GPU) for the micro batch that begins at `position`."""
+    import torch  # not above: processes that only read rows are keyed, too, and do without it
+
     torch.manual_seed(keyed_bits("dropout", seed, phase_index, position, bits=32))

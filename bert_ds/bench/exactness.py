@@ -19,8 +19,6 @@ import torch
 from bert_ds.bench.shards import FlatShards, flat_shards
 from bert_ds.config.batch import plan_batch
 from bert_ds.config.recipe import RunConfig
-from bert_ds.data.order import RowOrder
-from bert_ds.data.reader import BlockReader
 from bert_ds.data.stream import TrainStream
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import LambConfig, build_lamb, lamb_config, learning_rate_at, param_groups
@@ -158,10 +156,8 @@ def bench_exactness(
     """
     phase = config.phases[0]
     opened = setup.open_phase_data(config, data, [phase])[0]
-    reader = BlockReader(opened.folder, opened.manifest, "train")
     batch = plan_batch(phase.deepspeed, 1, phase.name)
-    order = RowOrder(reader.block_counts, seed=config.seed)
-    updates = TrainStream(reader, order, batch, rank=0).updates(0)
+    updates = TrainStream(setup.stream_spec(config, opened, batch, rank=0)).updates(0)
     lamb = lamb_config(phase.deepspeed["optimizer"])
     reference = _Runner(config, lamb, 0, True)
     others = [_Runner(config, lamb, count, exact) for count in ranks for exact in (True, False)]
@@ -176,14 +172,14 @@ def bench_exactness(
                 seed_dropout(config.seed, 0, place)
                 output = model(rows)
                 total = total + output.mlm_loss_sum / max(update.num_predictions, 1)
-                total = total + output.nsp_loss_sum / batch.train_batch_size
+                total = total + output.nsp_loss_sum / max(update.num_pair_labels, 1)
             return total
 
         for runner in (reference, *others):
             runner.update(loss_of, lr)
         for runner in (reference, *others):
             runner.errors.append(_error(runner.weights(), reference.weights(), start))
-    reader.close()
+    updates.close()
     return ExactnessBench(
         config.recipe,
         num_updates,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bert_ds.bench import exactness, exactness_plot, optimizer
+from bert_ds.bench import data, exactness, exactness_plot, optimizer
 from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
 from bert_ds.errors import ConfigError
@@ -33,6 +33,12 @@ def run(arguments: argparse.Namespace, world: World) -> None:
             raise ConfigError(f"{path} is a folder; name a file in it")
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
             raise ConfigError(f"{path} cannot be written: no folder {path.parent} to write to")
+    if arguments.what == "data":
+        _check_at_least_1("--repeats", arguments.repeats)
+        rates = data.bench_data(arguments.data, arguments.repeats)
+        print(data.as_text(rates))
+        _write_json(arguments, rates.as_dict())
+        return
     config = load_run_config(arguments.recipe, arguments.set)
     check_run(config)
     if arguments.what == "optimizer":

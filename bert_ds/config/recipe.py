@@ -7,6 +7,7 @@ nowhere else; everything else (model, steps, schedule, seed, checkpoints) stands
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -62,13 +63,23 @@ class LoggingConfig(FrozenConfig):
     """Whether gradient norms (clipped) and update norms are logged by layer."""
 
 
+class DataConfig(FrozenConfig):
+    """How rows come to a rank. Changes speed alone: batches are the same whatever these say."""
+
+    reader_processes: int = Field(default=0, ge=0)
+    """Processes a rank that read and mask rows; with 0 a thread of the training process does."""
+    cache_dir: Path | None = None
+    """Folder on a local disk of each host where shards are copied to when they are first read; for
+    datasets on slow file systems. null reads them where they are."""
+
+
 class RunConfig(FrozenConfig):
     """Everything that decides a run, resolved: recipe, overrides and defaults."""
 
     recipe: str = Field(min_length=1)
     """Name of the recipe."""
     seed: int = Field(default=42, ge=0)
-    """Keys initial weights, row order and dropout."""
+    """Keys initial weights, row order, dropout and dynamic masks."""
     model: ModelConfig
     """Shape of the network."""
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
@@ -78,6 +89,11 @@ class RunConfig(FrozenConfig):
     max_skipped_in_a_row: int = Field(default=40, gt=0)
     """Updates that may overflow one after the other under fp16 before the run ends. A scale of
     2^32 needs 32 of them to come down to 1."""
+    dynamic_masking: Literal["token", "whole_word"] | None = None
+    """What is masked, anew in every epoch, in datasets prepared with `--masking none`; null is
+    "token". An error where a dataset is masked already: leave it out (null) there."""
+    data: DataConfig = DataConfig()
+    """Reading."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation."""
     logging: LoggingConfig = LoggingConfig()

@@ -1,43 +1,122 @@
-"""From ragged rows to the padded tensors of a micro batch.
+"""From ragged rows to the tensors of a micro batch, padded or packed.
 
-Legend: B rows, S longest row rounded up to a multiple of 8, P masked positions of all rows.
+Legend: B rows, S longest row rounded up to a multiple of 8, T tokens of all rows, P masked
+positions of all rows.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from bert_ds.batch import PretrainingBatch
-from data_prep.format import Block
+from bert_ds.batch import NO_PAIR_LABEL, PackedBatch, PretrainingBatch
+from bert_ds.data.gather import starts_of
+from data_prep.compiled import compiled
+from data_prep.format import Block, IntArray, UnsignedArray
 
 _LENGTH_MULTIPLE = 8  # tensor cores want multiples of 8; on CPU it costs nothing measurable
+
+_Int64Array = npt.NDArray[np.int64]
 
 
 def collate(block: Block) -> PretrainingBatch:
     """Pad the rows of a block at the right and flatten the masked positions.
 
     Args:
-        block: B rows.
+        block: B rows, at least 1.
 
     Returns:
         Tensors on the CPU, shapes as documented in `PretrainingBatch`.
     """
-    length = block.length.astype(np.int64)
-    num_rows = len(length)
-    width = -(-int(length.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
-    columns = np.arange(width, dtype=np.int64)
-    is_real = columns < length[:, None]
-    input_ids = np.zeros((num_rows, width), dtype=np.int64)
-    input_ids[is_real] = block.tokens
-    is_second = (columns >= block.segment_a_length.astype(np.int64)[:, None]) & is_real
-    row_starts = np.arange(num_rows, dtype=np.int64) * width
-    positions = np.repeat(row_starts, block.num_predictions) + block.masked_lm_positions
+    starts = starts_of(block.length)
+    width = -(-int(block.length.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
+    shape = len(block), width
+    input_ids, token_type_ids = np.empty(shape, np.int64), np.empty(shape, np.int64)
+    is_real = np.empty(shape, np.bool_)
+    _pad(block.tokens, starts, block.segment_a_length, input_ids, token_type_ids, is_real)
+    row_starts = np.arange(len(block), dtype=np.int64) * width
     return PretrainingBatch(
         input_ids=torch.from_numpy(input_ids),
-        token_type_ids=torch.from_numpy(is_second.astype(np.int64)),
+        token_type_ids=torch.from_numpy(token_type_ids),
         attention_mask=torch.from_numpy(is_real),
-        masked_lm_positions=torch.from_numpy(positions.astype(np.int64)),
+        masked_lm_positions=torch.from_numpy(_flat_positions(block, row_starts)),
         masked_lm_ids=torch.from_numpy(block.masked_lm_ids.astype(np.int64)),
-        next_sentence_label=torch.from_numpy(block.pair_label.astype(np.int64)),
+        next_sentence_label=torch.from_numpy(_labels(block)),
     )
+
+
+def pack(block: Block) -> PackedBatch:
+    """Lay the rows of a block end to end.
+
+    Args:
+        block: B rows, at least 1.
+
+    Returns:
+        Tensors on the CPU, shapes as documented in `PackedBatch`.
+    """
+    starts = starts_of(block.length)
+    input_ids = np.empty(len(block.tokens), np.int64)
+    token_type_ids = np.empty(len(block.tokens), np.int64)
+    _lay(block.tokens, starts, block.segment_a_length, input_ids, token_type_ids)
+    return PackedBatch(
+        input_ids=torch.from_numpy(input_ids),
+        token_type_ids=torch.from_numpy(token_type_ids),
+        cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
+        max_seqlen=int(block.length.max()),
+        masked_lm_positions=torch.from_numpy(_flat_positions(block, starts[:-1])),
+        masked_lm_ids=torch.from_numpy(block.masked_lm_ids.astype(np.int64)),
+        next_sentence_label=torch.from_numpy(_labels(block)),
+    )
+
+
+def _flat_positions(block: Block, row_starts: IntArray) -> _Int64Array:
+    """Masked positions counted over all rows, int64 [P]."""
+    positions = np.repeat(row_starts, block.num_predictions) + block.masked_lm_positions
+    return positions.astype(np.int64, copy=False)
+
+
+def _labels(block: Block) -> _Int64Array:
+    """Pair labels, int64 [B]."""
+    if block.pair_label is None:
+        return np.full(len(block), NO_PAIR_LABEL, np.int64)
+    return block.pair_label.astype(np.int64)
+
+
+@compiled
+def _pad(
+    tokens: UnsignedArray,
+    starts: IntArray,
+    segment_a_length: UnsignedArray,
+    input_ids: _Int64Array,
+    token_type_ids: _Int64Array,
+    is_real: npt.NDArray[np.bool_],
+) -> None:
+    """Fills the last three, all [B, S]."""
+    for row in range(len(segment_a_length)):
+        start, length = starts[row], starts[row + 1] - starts[row]
+        of_a = segment_a_length[row]
+        input_ids[row, :length] = tokens[start : start + length]
+        input_ids[row, length:] = 0
+        token_type_ids[row, :of_a] = 0
+        token_type_ids[row, of_a:length] = 1
+        token_type_ids[row, length:] = 0
+        is_real[row, :length] = True
+        is_real[row, length:] = False
+
+
+@compiled
+def _lay(
+    tokens: UnsignedArray,
+    starts: IntArray,
+    segment_a_length: UnsignedArray,
+    input_ids: _Int64Array,
+    token_type_ids: _Int64Array,
+) -> None:
+    """Fills the last two, both [T]."""
+    input_ids[:] = tokens
+    for row in range(len(segment_a_length)):
+        start, stop = starts[row], starts[row + 1]
+        begin_of_b = start + np.int64(segment_a_length[row])
+        token_type_ids[start:begin_of_b] = 0
+        token_type_ids[begin_of_b:stop] = 1

@@ -33,10 +33,12 @@ class WindowSlice:
     Attributes:
         blocks: the window's block numbers, in the order that their rows are counted.
         rows: int64 [n], row numbers within the concatenated blocks, in stream order.
+        epoch: how often the dataset has been passed before.
     """
 
     blocks: tuple[int, ...]
     rows: IndexArray
+    epoch: int
 
 
 class RowOrder:
@@ -47,6 +49,7 @@ class RowOrder:
     ) -> None:
         """Args: rows of each block, in manifest order; key of all permutations; blocks mixed."""
         self.block_counts = np.asarray(block_counts, dtype=np.int64)
+        self._block_starts = np.cumsum(self.block_counts) - self.block_counts
         self.rows_per_epoch = int(self.block_counts.sum())
         if self.rows_per_epoch <= 0:
             raise ValueError("the order of no rows is not defined")
@@ -65,8 +68,17 @@ class RowOrder:
             begin = int(ends[window - 1]) if window else 0
             count = min(stop - position, int(ends[window]) - offset)
             rows = self._rows_of_window(epoch, window)
-            yield WindowSlice(windows[window], rows[offset - begin : offset - begin + count])
+            part = rows[offset - begin : offset - begin + count]
+            yield WindowSlice(windows[window], part, epoch)
             position += count
+
+    def dataset_rows(self, part: WindowSlice) -> IndexArray:
+        """The numbers of a slice's rows among all rows in manifest order; int64 [n]."""
+        blocks = list(part.blocks)
+        ends = np.cumsum(self.block_counts[blocks])
+        # Added to a number within the window, by block: the block's begin there and here.
+        shifts = self._block_starts[blocks] - (ends - self.block_counts[blocks])
+        return np.asarray(part.rows + shifts[np.searchsorted(ends, part.rows, side="right")])
 
     def _make_windows(self, epoch: int) -> tuple[list[tuple[int, ...]], IndexArray]:
         blocks = permutation(len(self.block_counts), self._seed, "blocks", epoch)

@@ -1,4 +1,4 @@
-"""Blocks of a dataset folder by number, each with one `pread`, with the last few kept.
+"""Blocks of a dataset folder by number, each with one `pread`; the last few windows are kept.
 
 What the manifest says is believed only as far as it is checked: shard sizes when the dataset is
 opened, the structure of each block when it is decoded. Checksums of whole shards are the business
@@ -11,10 +11,15 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
+from bert_ds.data.cache import ShardCache
+from bert_ds.data.gather import Window
 from bert_ds.errors import DataError
 from data_prep.errors import DataPrepError
 from data_prep.format import Block, concatenate_blocks, decode_block
-from data_prep.manifest import Manifest, load_manifest
+from data_prep.manifest import Manifest, ShardEntry, load_manifest
+
+_NUM_WINDOWS_KEPT = 2
+_NUM_FILES_KEPT = 64  # open at a time; a process may have 1,024
 
 
 def open_dataset(folder: Path) -> Manifest:
@@ -44,28 +49,31 @@ def open_dataset(folder: Path) -> Manifest:
 class BlockReader:
     """Random access to the blocks of one split.
 
-    Blocks are numbered over all shards in manifest order. The last window that was asked for is
+    Blocks are numbered over all shards in manifest order. The last windows that were asked for are
     kept decoded, since consecutive updates read the same one.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, split: str, num_windows_kept: int = 2):
-        """Args: dataset folder, its manifest, `train` or `valid`, decoded windows to keep."""
+    def __init__(
+        self, folder: Path, manifest: Manifest, split: str, cache: ShardCache | None = None
+    ) -> None:
+        """Args: dataset folder, its manifest, `train` or `valid`, copies of its shards."""
         self._folder = folder
+        self._cache = cache
         self._blocks = [
-            (shard.file, entry) for shard in manifest.shards(split) for entry in shard.blocks
+            (shard, entry) for shard in manifest.shards(split) for entry in shard.blocks
         ]
         self.block_counts = [entry.count for _, entry in self._blocks]
-        self._files: dict[str, int] = {}
-        self._num_windows_kept = num_windows_kept
-        self._windows: OrderedDict[tuple[int, ...], Block] = OrderedDict()
+        self._files: OrderedDict[str, tuple[Path, int]] = OrderedDict()
+        self._windows: OrderedDict[tuple[int, ...], Window] = OrderedDict()
 
-    def window(self, blocks: tuple[int, ...]) -> Block:
-        """The rows of several blocks, in the given order, as one block."""
+    def window(self, blocks: tuple[int, ...]) -> Window:
+        """The rows of several blocks, in the given order."""
         if blocks in self._windows:
             self._windows.move_to_end(blocks)
         else:
-            self._windows[blocks] = concatenate_blocks([self.read(block) for block in blocks])
-            while len(self._windows) > self._num_windows_kept:
+            rows = concatenate_blocks([self.read(block) for block in blocks])
+            self._windows[blocks] = Window(rows)
+            while len(self._windows) > _NUM_WINDOWS_KEPT:
                 self._windows.popitem(last=False)
         return self._windows[blocks]
 
@@ -75,10 +83,11 @@ class BlockReader:
         Raises:
             DataError: the shard cannot be read, or the bytes are not the block of the manifest.
         """
-        file, entry = self._blocks[block]
-        path = self._folder / file
+        shard, entry = self._blocks[block]
+        path = self._folder / shard.file
         try:
-            data = os.pread(self._descriptor(path), entry.size, entry.offset)
+            path, descriptor = self._opened(shard)
+            data = os.pread(descriptor, entry.size, entry.offset)
         except OSError as err:
             raise DataError(f"cannot read shard {path}: {err.strerror or err}") from err
         where = f"{path} at byte {entry.offset}"
@@ -94,12 +103,20 @@ class BlockReader:
 
     def close(self) -> None:
         """Close the shard files; the reader opens them again when it needs to."""
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
+        while self._files:
+            self._close_oldest()
 
-    def _descriptor(self, path: Path) -> int:
-        key = str(path)
-        if key not in self._files:
-            self._files[key] = os.open(path, os.O_RDONLY)
-        return self._files[key]
+    def _opened(self, shard: ShardEntry) -> tuple[Path, int]:
+        """Where a shard is read, and its open file."""
+        if shard.file in self._files:
+            self._files.move_to_end(shard.file)
+        else:
+            path = self._cache.path_of(shard) if self._cache else self._folder / shard.file
+            self._files[shard.file] = path, os.open(path, os.O_RDONLY)
+            if len(self._files) > _NUM_FILES_KEPT:
+                self._close_oldest()
+        return self._files[shard.file]
+
+    def _close_oldest(self) -> None:
+        _, (_, descriptor) = self._files.popitem(last=False)
+        os.close(descriptor)

@@ -1,22 +1,23 @@
-"""The updates of one rank: which rows, cut into micro batches, made ready ahead of time.
-
-Update k of a phase takes stream rows [k B, (k + 1) B), B = train_batch_size; rank r takes the r-th
-of world_size equal slices. `samples_seen` = k B is the whole resume state.
-"""
+"""The updates of one rank as tensors, cut into micro batches, made ready ahead of time."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from bert_ds.batch import PretrainingBatch
-from bert_ds.config.batch import BatchPlan
 from bert_ds.data.collate import collate
-from bert_ds.data.order import RowOrder
-from bert_ds.data.reader import BlockReader
-from data_prep.format import concatenate_blocks, select_rows
+from bert_ds.data.gather import cut_rows
+from bert_ds.data.processes import ReaderProcesses
+from bert_ds.data.rows import RowStream, StreamSpec, UpdateRows
+
+log = logging.getLogger(__name__)
+
+_SECONDS_TO_CLOSE = 30.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class RankUpdate:
         micro_batches: the rank's rows, `gradient_accumulation_steps` of them.
         micro_positions: stream position of the first row of each micro batch.
         num_predictions: masked positions in the rank's rows.
+        num_pair_labels: rows of the rank that have a next-sentence (or sentence-order) label.
         num_tokens: real tokens in the rank's rows.
     """
 
@@ -35,47 +37,69 @@ class RankUpdate:
     micro_batches: tuple[PretrainingBatch, ...]
     micro_positions: tuple[int, ...]
     num_predictions: int
+    num_pair_labels: int
     num_tokens: int
 
 
 class TrainStream:
     """Makes the updates of one rank, from any position on, without end."""
 
-    def __init__(self, reader: BlockReader, order: RowOrder, batch: BatchPlan, rank: int) -> None:
-        self._reader = reader
-        self._order = order
-        self._batch = batch
-        self._rank = rank
+    def __init__(self, spec: StreamSpec, reader_processes: int = 0) -> None:
+        """Args: what to read; processes that read it, 0 for the thread that asks for updates."""
+        self._spec = spec
+        self._reader_processes = reader_processes
+        self._processes: list[ReaderProcesses] = []
 
-    def updates(self, position: int) -> Iterator[RankUpdate]:
-        """Updates from stream position `position` (a multiple of train_batch_size) on."""
-        while True:
-            yield self.update(position)
-            position += self._batch.train_batch_size
+    def updates(self, position: int) -> Generator[RankUpdate, None, None]:
+        """Updates from stream position `position` (a multiple of train_batch_size) on.
 
-    def update(self, position: int) -> RankUpdate:
-        """The rank's share of the update whose first row is at `position`."""
-        first = position + self._rank * self._batch.sequences_per_rank
-        size = self._batch.micro_batch_size
-        starts = tuple(range(first, first + self._batch.sequences_per_rank, size))
-        micro_batches, num_predictions, num_tokens = [], 0, 0
-        for start in starts:
-            rows = concatenate_blocks(
-                [
-                    select_rows(self._reader.window(part.blocks), part.rows)
-                    for part in self._order.slices(start, start + size)
-                ]
-            )
-            num_predictions += len(rows.masked_lm_ids)
-            num_tokens += len(rows.tokens)
-            micro_batches.append(collate(rows))
-        return RankUpdate(position, tuple(micro_batches), starts, num_predictions, num_tokens)
+        Raises:
+            DataError: while it is iterated, where a row is due that cannot be read.
+        """
+        if self._reader_processes == 0:
+            return self._read_here(RowStream(self._spec), position)
+        processes = ReaderProcesses(self._spec, position, self._reader_processes)
+        self._processes.append(processes)
+        return self._read_elsewhere(processes)
+
+    def close(self) -> None:
+        """End the reader processes, within seconds, also while another thread waits for them."""
+        for processes in self._processes:
+            processes.close()
+        self._processes.clear()
+
+    def _read_here(self, stream: RowStream, position: int) -> Generator[RankUpdate, None, None]:
+        try:
+            for update in stream.updates(position):
+                yield self._collated(update)
+        finally:
+            stream.close()
+
+    def _read_elsewhere(self, processes: ReaderProcesses) -> Generator[RankUpdate, None, None]:
+        try:
+            for update in processes:
+                yield self._collated(update)
+        finally:
+            processes.close()
+
+    def _collated(self, update: UpdateRows) -> RankUpdate:
+        rows, batch = update.rows, self._spec.batch
+        first = update.position + self._spec.rank * batch.sequences_per_rank
+        size = batch.micro_batch_size
+        return RankUpdate(
+            position=update.position,
+            micro_batches=tuple(collate(part) for part in cut_rows(rows, size)),
+            micro_positions=tuple(range(first, first + batch.sequences_per_rank, size)),
+            num_predictions=len(rows.masked_lm_ids),
+            num_pair_labels=0 if rows.pair_label is None else len(rows),
+            num_tokens=len(rows.tokens),
+        )
 
 
 class Prefetcher:
     """Runs an iterator of updates in a thread, a few ahead; errors come out where they are due."""
 
-    def __init__(self, updates: Iterator[RankUpdate], depth: int = 2) -> None:
+    def __init__(self, updates: Generator[RankUpdate, None, None], depth: int = 2) -> None:
         """Args: the updates to make; how many may wait."""
         self._updates = updates
         self._queue: queue.Queue[RankUpdate | BaseException] = queue.Queue(maxsize=depth)
@@ -83,7 +107,7 @@ class Prefetcher:
         self._thread = threading.Thread(target=self._fill, name="prefetch", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[RankUpdate]:
+    def __iter__(self) -> Prefetcher:
         return self
 
     def __next__(self) -> RankUpdate:
@@ -93,13 +117,20 @@ class Prefetcher:
         return item
 
     def close(self) -> None:
-        """End the thread; updates that were made ahead are dropped, which loses nothing."""
+        """End the thread and what its iterator holds; what was made ahead is dropped.
+
+        That loses nothing. A thread that waits for a file system that does not answer is left
+        behind after half a minute.
+        """
         self._is_closed.set()
-        while self._thread.is_alive():
+        deadline = time.monotonic() + _SECONDS_TO_CLOSE
+        while self._thread.is_alive() and time.monotonic() < deadline:
             try:
                 self._queue.get(timeout=0.05)
             except queue.Empty:
                 continue
+        if self._thread.is_alive():
+            log.warning("the thread that reads rows does not end; left behind")
 
     def _fill(self) -> None:
         try:
@@ -109,6 +140,8 @@ class Prefetcher:
                     return
         except BaseException as err:  # handed to the consumer, whatever it is
             self._put(err)
+        finally:
+            self._updates.close()
 
     def _put(self, item: RankUpdate | BaseException) -> None:
         while not self._is_closed.is_set():

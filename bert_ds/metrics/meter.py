@@ -25,7 +25,7 @@ class UpdateRecord:
 
     Attributes:
         global_step, skipped_steps, samples_seen, tokens_seen: counters after the update.
-        num_predictions, num_sequences, num_tokens: of the update, all ranks.
+        num_predictions, num_pair_labels, num_sequences, num_tokens: of the update, all ranks.
         sums: float64 [4] on the device, this rank's MLM loss sum, NSP loss sum, MLM correct, NSP
             correct.
         learning_rate: of the update.
@@ -41,6 +41,7 @@ class UpdateRecord:
     samples_seen: int
     tokens_seen: int
     num_predictions: int
+    num_pair_labels: int
     num_sequences: int
     num_tokens: int
     sums: torch.Tensor
@@ -133,23 +134,25 @@ def make_row(
         grad_norm: the record's, read from the device.
 
     Returns:
-        Losses in nats: `mlm_loss` a masked position, `nsp_loss` a row, `loss` their sum.
+        Losses in nats: `mlm_loss` a masked position, `nsp_loss` a row with a pair label, `loss`
+        their sum. Where no row has one, `nsp_loss` and `nsp_accuracy` are None.
     """
     mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct = sums
     num_predictions = max(record.num_predictions, 1)
     mlm_loss = mlm_loss_sum / num_predictions
-    nsp_loss = nsp_loss_sum / record.num_sequences
+    num_labels = record.num_pair_labels
+    nsp_loss = nsp_loss_sum / num_labels if num_labels else None
     return {
         "phase": phase,
         "global_step": record.global_step,
         "skipped_steps": record.skipped_steps,
         "samples_seen": record.samples_seen,
         "tokens_seen": record.tokens_seen,
-        "loss": mlm_loss + nsp_loss,
+        "loss": mlm_loss + (nsp_loss or 0.0),
         "mlm_loss": mlm_loss,
         "nsp_loss": nsp_loss,
         "mlm_accuracy": mlm_correct / num_predictions,
-        "nsp_accuracy": nsp_correct / record.num_sequences,
+        "nsp_accuracy": nsp_correct / num_labels if num_labels else None,
         "learning_rate": record.learning_rate,
         "grad_norm": grad_norm,
         "loss_scale": record.loss_scale,

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bert_ds.batch import PretrainingBatch
+from bert_ds.batch import NO_PAIR_LABEL, PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.encoder import BertModel
 from bert_ds.model.heads import BertPretrainingHeads
@@ -39,9 +39,9 @@ class PretrainingOutput(NamedTuple):
 
     Attributes:
         mlm_loss_sum: float32 scalar, sum over P of -log p(original piece).
-        nsp_loss_sum: float32 scalar, sum over B of -log p(label).
+        nsp_loss_sum: float32 scalar, sum over the rows that have a pair label of -log p(label).
         mlm_correct: int64 scalar, masked positions whose best-scored piece is the original.
-        nsp_correct: int64 scalar, rows whose best-scored label is right.
+        nsp_correct: int64 scalar, rows with a pair label whose best-scored label is right.
     """
 
     mlm_loss_sum: torch.Tensor
@@ -66,8 +66,8 @@ class BertForPreTraining(nn.Module):
             batch: B rows of at most S tokens with P masked positions; P may be 0.
 
         Returns:
-            Sums over the P positions and the B rows; softmax and logarithm are float32 whatever
-            the precision of the parameters.
+            Sums over the P positions and the rows that have a pair label; softmax and logarithm are
+            float32 whatever the precision of the parameters.
         """
         logits = self.logits(
             batch.input_ids,
@@ -109,10 +109,13 @@ class BertForPreTraining(nn.Module):
 
 
 def _cross_entropy_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Sum of -log softmax(logits)[label] in float32, not divided by anything."""
-    return F.cross_entropy(logits.float(), labels, reduction="sum")
+    """Sum of -log softmax(logits)[label] in float32, not divided by anything.
+
+    Rows with `NO_PAIR_LABEL` add nothing; without any other row the sum and its gradients are zero.
+    """
+    return F.cross_entropy(logits.float(), labels, ignore_index=NO_PAIR_LABEL, reduction="sum")
 
 
 def _num_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """How often the label has the highest score, int64 scalar."""
+    """How often the label has the highest score, int64 scalar; `NO_PAIR_LABEL` never has."""
     return (logits.detach().argmax(dim=-1) == labels).sum()

@@ -98,15 +98,14 @@ def _plan(run: RunRecord) -> list[tuple[str, list[Panel]]]:
     mlm = Series("MLM", _BLUE, _column("mlm_accuracy", 100))
     nsp = Series("NSP", _ORANGE, _column("nsp_accuracy", 100))
     unigram = in_percent("unigram_accuracy", "unigram guess")
-    both = (
-        Series("MLM + NSP", _GREEN, _column("loss")),
-        Series("MLM", _BLUE, _column("mlm_loss")),
-    )
+    mlm_loss = Series("MLM", _BLUE, _column("mlm_loss"))
+    has_nsp = any(bool(np.isfinite(phase.columns["nsp_loss"]).any()) for phase in run.phases)
+    losses = (Series("MLM + NSP", _GREEN, _column("loss")), mlm_loss) if has_nsp else (mlm_loss,)
     wait = Series("data wait", _PURPLE, lambda phase: 100 * phase.data_wait_share)
     rate = Series("sequences/s", _GREEN, _column("sequences_per_s"))
     return [
         ("Loss", [
-            Panel("Loss (nats/prediction)", both),
+            Panel("Loss (nats/prediction)", losses),
             Panel("NSP loss (nats/sequence)", (Series("NSP", _ORANGE, _column("nsp_loss")),)),
         ]),
         ("Accuracy on training batches", [

@@ -160,11 +160,13 @@ def _accuracy_cards(run: RunRecord) -> list[tuple[str, str, str]]:
     over = f"nats, over {formats.count(number_in(held_out, 'predictions'))} masked positions"
     rows = f"over {formats.count(number_in(held_out, 'sequences'))} sequences"
     loss, nsp = number_in(held_out, "mlm_loss"), number_in(held_out, "nsp_accuracy")
-    return [
+    cards = [
         ("Held-out MLM accuracy", formats.percent(accuracy), against),
         ("Held-out MLM loss", formats.number(loss), over),
-        ("Held-out NSP accuracy", formats.percent(nsp), rows),
     ]
+    if nsp is not None:  # rows of one segment have none
+        cards.append(("Held-out NSP accuracy", formats.percent(nsp), rows))
+    return cards
 
 
 def _rate_card(run: RunRecord) -> tuple[str, str, str]:

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_ds.batch import PretrainingBatch
+from bert_ds.batch import NO_PAIR_LABEL, PretrainingBatch
 from bert_ds.data.collate import collate
+from bert_ds.data.masks import DynamicMasks
 from bert_ds.data.reader import BlockReader
 from bert_ds.errors import DataError
 from bert_ds.model import BertForPreTraining
@@ -28,7 +29,7 @@ class HeldOutResult:
         predictions: masked positions evaluated.
         mlm_loss: nats a masked position.
         mlm_accuracy: share of masked positions whose best-scored piece is the original.
-        nsp_accuracy: share of rows with the right next-sentence label.
+        nsp_accuracy: share of rows with the right next-sentence label; None where rows have none.
         unigram_accuracy: the accuracy of always guessing the commonest masked piece.
     """
 
@@ -37,7 +38,7 @@ class HeldOutResult:
     predictions: int
     mlm_loss: float
     mlm_accuracy: float
-    nsp_accuracy: float
+    nsp_accuracy: float | None
     unigram_accuracy: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,6 +51,7 @@ def evaluate(
     model: BertForPreTraining,
     reader: BlockReader,
     manifest: Manifest,
+    masks: DynamicMasks | None = None,
     *,
     micro_batch_size: int,
     max_sequences: int | None,
@@ -64,6 +66,7 @@ def evaluate(
         model: put into evaluation mode for the time, without dropout.
         reader: of the `valid` split.
         manifest: of the same dataset.
+        masks: what masks the rows where they are not masked yet; the same at every call.
         micro_batch_size: rows per forward.
         max_sequences: rows to use from the start of the split, or None for all.
         rank: of this process.
@@ -81,43 +84,56 @@ def evaluate(
         )
     num_rows = min(num_rows, max_sequences or num_rows)
     num_pieces = model.config.vocab_size
-    counts = torch.zeros(6, dtype=torch.float64, device=device)
+    counts = torch.zeros(7, dtype=torch.float64, device=device)
     originals = torch.zeros(num_pieces, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
-    for number, batch in enumerate(_micro_batches(reader, num_rows, micro_batch_size)):
-        if number % world_size != rank:
-            continue
+    share = _micro_batches(reader, masks, num_rows, micro_batch_size, rank, world_size)
+    for batch in share:
+        labels = batch.next_sentence_label
+        sizes = [len(batch.masked_lm_ids), len(labels), int((labels != NO_PAIR_LABEL).sum())]
         batch = batch.to(device)
         output = model(batch)
-        sizes = [len(batch.masked_lm_ids), len(batch.next_sentence_label)]
         counts[:4] += torch.stack([value.double() for value in output])
         counts[4:] += torch.tensor(sizes, dtype=torch.float64, device=device)
         originals += torch.bincount(batch.masked_lm_ids, minlength=num_pieces)
     model.train(was_training)
     totals = sum_over_ranks(torch.cat([counts, originals])).tolist()
-    mlm_loss, _, mlm_correct, nsp_correct, predictions, sequences = totals[:6]
+    mlm_loss, _, mlm_correct, nsp_correct, predictions, sequences, pair_labels = totals[:7]
     return HeldOutResult(
         sequence_length=manifest.sequence_length,
         sequences=int(sequences),
         predictions=int(predictions),
         mlm_loss=mlm_loss / predictions,
         mlm_accuracy=mlm_correct / predictions,
-        nsp_accuracy=nsp_correct / sequences,
-        unigram_accuracy=max(totals[6:]) / predictions,
+        nsp_accuracy=nsp_correct / pair_labels if pair_labels else None,
+        unigram_accuracy=max(totals[7:]) / predictions,
     )
 
 
 def _micro_batches(
-    reader: BlockReader, num_rows: int, micro_batch_size: int
+    reader: BlockReader,
+    masks: DynamicMasks | None,
+    num_rows: int,
+    micro_batch_size: int,
+    rank: int,
+    world_size: int,
 ) -> Iterator[PretrainingBatch]:
-    """The first `num_rows` rows in their order, never across blocks."""
+    """This rank's micro batches of the first `num_rows` rows, in order, never across blocks."""
+    number = begin = 0
     for block_number, count in enumerate(reader.block_counts):
-        if num_rows <= 0:
+        if begin >= num_rows:
             return
-        block = reader.read(block_number)
-        used = min(count, num_rows)
-        num_rows -= used
-        for start in range(0, used, micro_batch_size):
+        used = min(count, num_rows - begin)
+        starts = range(0, used, micro_batch_size)
+        mine = [s for index, s in enumerate(starts, number) if index % world_size == rank]
+        block = reader.read(block_number) if mine else None
+        for start in mine:
+            assert block is not None, "it is read where there is a micro batch in it"
             rows = np.arange(start, min(start + micro_batch_size, used), dtype=np.int64)
-            yield collate(select_rows(block, rows))
+            chosen = select_rows(block, rows)
+            if masks is not None:
+                chosen = masks.applied_to(chosen, np.zeros_like(rows), begin + rows)
+            yield collate(chosen)
+        number += len(starts)
+        begin += count

@@ -29,7 +29,7 @@ class Engine(Protocol):
     """What the loop needs of an engine."""
 
     def micro_step(
-        self, batch: PretrainingBatch, num_predictions: int, num_sequences: int
+        self, batch: PretrainingBatch, num_predictions: int, num_pair_labels: int
     ) -> PretrainingOutput: ...
 
     def set_learning_rate(self, learning_rate: float) -> None: ...
@@ -102,21 +102,22 @@ def train(
         started = time.perf_counter()
         update = next(updates)
         data_wait_s = time.perf_counter() - started
-        num_predictions, num_tokens, num_stops = sum_over_ranks(
-            [update.num_predictions, update.num_tokens, int(stop_requested())]
-        )
+        shares = [update.num_predictions, update.num_pair_labels, update.num_tokens]
+        *counts, num_stops = sum_over_ranks([*shares, int(stop_requested())])
+        num_predictions, num_pair_labels, num_tokens = counts
         if num_stops:
             break
         learning_rate = learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
         with _naming_the_update(state.global_step + 1):
-            sums = compute_update(engine, update, num_predictions, settings)
+            sums = compute_update(engine, update, num_predictions, num_pair_labels, settings)
         size, was_applied = settings.train_batch_size, engine.was_update_applied
         state.record(was_applied=was_applied, num_sequences=size, num_tokens=num_tokens)
         record = UpdateRecord(
             **vars(state),
             **_told_by(engine),
             num_predictions=num_predictions,
+            num_pair_labels=num_pair_labels,
             num_sequences=size,
             num_tokens=num_tokens,
             sums=sums,
@@ -155,9 +156,15 @@ def _naming_the_update(number: int) -> Iterator[None]:
 
 
 def compute_update(
-    engine: Engine, update: RankUpdate, num_predictions: int, settings: LoopSettings
+    engine: Engine,
+    update: RankUpdate,
+    num_predictions: int,
+    num_pair_labels: int,
+    settings: LoopSettings,
 ) -> torch.Tensor:
     """Forward and backward of an update's micro batches, the last of which applies it.
+
+    The counts are those of the whole update, all ranks.
 
     Returns:
         This rank's sums over the update: float64 [4], in the order of `PretrainingOutput`.
@@ -166,7 +173,7 @@ def compute_update(
     for micro_batch, position in zip(update.micro_batches, update.micro_positions, strict=True):
         seed_dropout(*settings.dropout_key, position)
         output = engine.micro_step(
-            micro_batch.to(settings.device), num_predictions, settings.train_batch_size
+            micro_batch.to(settings.device), num_predictions, num_pair_labels
         )
         sums.append(torch.stack([value.double() for value in output]))
     return torch.stack(sums).sum(dim=0)

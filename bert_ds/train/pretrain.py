@@ -27,7 +27,6 @@ from bert_ds.checkpoint import (
     save_checkpoint,
 )
 from bert_ds.config.recipe import RunConfig
-from bert_ds.data.reader import BlockReader
 from bert_ds.data.stream import Prefetcher
 from bert_ds.dist import Communicator
 from bert_ds.errors import CheckpointError, StopRequested
@@ -117,13 +116,14 @@ def evaluate_held_out(
     config: RunConfig, data: setup.PhaseData, model: BertForPreTraining, comm: Communicator
 ) -> HeldOutResult:
     """Evaluate on the held-out rows of a dataset, on all ranks together."""
-    reader = BlockReader(data.folder, data.manifest, "valid")
+    reader, masks = setup.open_held_out(config, data)
     if comm.world.is_main:
         log.info("evaluating on held-out rows of %s", data.folder)
     result = evaluate(
         model,
         reader,
         data.manifest,
+        masks,
         micro_batch_size=config.evaluation.micro_batch_size,
         max_sequences=config.evaluation.max_sequences,
         rank=comm.world.rank,
@@ -173,10 +173,10 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
             save=lambda: _save(run, phase_index, parts, state),
         )
     finally:
+        parts.stream.close()
         updates.close()
         for sink in sinks:
             sink.close()
-        parts.reader.close()
     seconds = time.monotonic() - started
     if run.is_main:
         run.folder.update_summary(phases=phase_entries(run.config, run.folder.metrics))

@@ -16,8 +16,10 @@ from bert_ds import __version__
 from bert_ds.config.batch import BatchPlan, plan_batch
 from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
 from bert_ds.config.recipe import PhaseConfig, RunConfig
-from bert_ds.data.order import RowOrder
+from bert_ds.data.cache import ShardCache
+from bert_ds.data.masks import DynamicMasks, held_out_masks, is_left_to_the_reader
 from bert_ds.data.reader import BlockReader, open_dataset
+from bert_ds.data.rows import StreamSpec
 from bert_ds.data.stream import TrainStream
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
@@ -25,6 +27,7 @@ from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.optim import build_lamb, lamb_config, param_groups
 from bert_ds.world import World
 from data_prep.manifest import VOCABULARY_NAME, Manifest
+from data_prep.masking import MaskingKind
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,6 @@ class PhaseSetup:
 
     engine: TrainEngine
     stream: TrainStream
-    reader: BlockReader
     batch: BatchPlan
     peak_learning_rate: float
 
@@ -88,6 +90,7 @@ def open_phase_data(
     Raises:
         DataError: a dataset is missing or broken, or does not fit the model, the phase or the
             other phases.
+        ConfigError: dynamic masking is asked for, and a dataset is masked already.
     """
     opened = []
     for phase in config.phases if phases is None else phases:
@@ -95,6 +98,7 @@ def open_phase_data(
         manifest = open_dataset(folder)
         _check_fits(config, phase, folder, manifest)
         _check_vocabulary(folder, manifest)
+        _check_masking(config, folder, manifest)
         opened.append(PhaseData(folder, manifest))
     vocabularies = {entry.manifest.vocabulary.sha256 for entry in opened}
     if len(vocabularies) > 1:
@@ -128,10 +132,29 @@ def build_phase(
     engine = TrainEngine(
         model, optimizer, deepspeed_config(phase, batch), world, config.max_skipped_in_a_row
     )
-    reader = BlockReader(data.folder, data.manifest, "train")
-    order = RowOrder(reader.block_counts, seed=config.seed)
-    stream = TrainStream(reader, order, batch, world.rank)
-    return PhaseSetup(engine, stream, reader, batch, lamb.lr)
+    stream = TrainStream(stream_spec(config, data, batch, world.rank), config.data.reader_processes)
+    return PhaseSetup(engine, stream, batch, lamb.lr)
+
+
+def stream_spec(config: RunConfig, data: PhaseData, batch: BatchPlan, rank: int) -> StreamSpec:
+    """What decides the training rows of one rank."""
+    return StreamSpec(
+        folder=data.folder,
+        manifest=data.manifest,
+        seed=config.seed,
+        batch=batch,
+        rank=rank,
+        dynamic_masking=_dynamic_masking(config, data.manifest),
+        cache_dir=config.data.cache_dir,
+    )
+
+
+def open_held_out(config: RunConfig, data: PhaseData) -> tuple[BlockReader, DynamicMasks | None]:
+    """The held-out rows of a dataset, and what masks them where they are not masked yet."""
+    cache_dir, kind = config.data.cache_dir, _dynamic_masking(config, data.manifest)
+    cache = ShardCache(cache_dir, data.folder, data.manifest) if cache_dir else None
+    masks = held_out_masks(data.folder, data.manifest, kind) if kind else None
+    return BlockReader(data.folder, data.manifest, "valid", cache), masks
 
 
 def package_versions() -> dict[str, str]:
@@ -144,6 +167,21 @@ def package_versions() -> dict[str, str]:
 def layout_of(phase: PhaseConfig) -> tuple[int, str]:
     """ZeRO stage and precision of a phase."""
     return zero_stage_of(phase.deepspeed, phase.name), precision_of(phase.deepspeed, phase.name)
+
+
+def _dynamic_masking(config: RunConfig, manifest: Manifest) -> MaskingKind | None:
+    """How the rows of a dataset are masked as they are read; None where they are masked."""
+    return (config.dynamic_masking or "token") if is_left_to_the_reader(manifest) else None
+
+
+def _check_masking(config: RunConfig, folder: Path, manifest: Manifest) -> None:
+    if config.dynamic_masking is not None and not is_left_to_the_reader(manifest):
+        how = manifest.parameters.get("masking", "token")
+        raise ConfigError(
+            f"dynamic_masking is '{config.dynamic_masking}', but the rows of {folder} were masked "
+            f"when they were prepared (--masking {how}). Leave dynamic_masking out to train with "
+            "those masks, or prepare the dataset with --masking none"
+        )
 
 
 def _check_vocabulary(folder: Path, manifest: Manifest) -> None:

@@ -70,6 +70,32 @@ def test_optimizer_measures_every_way_or_says_why_not(place: Path) -> None:
     assert exact["gb_per_s"] == pytest.approx(expected)
 
 
+def test_data_measures_every_way_of_reading(place: Path) -> None:
+    arguments = ["--repeats", "1", "--json", place / "d.json"]
+    masked = place / "data" / "seq32"
+    unmasked = place / "unmasked"
+    make_dataset(unmasked, num_train=100, is_masked=False)
+    for folder, kinds in ((masked, [None]), (unmasked, [None, "token", "whole_word"])):
+        done = run("bert-ds", "bench", "data", "--data", folder, *arguments)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((place / "d.json").read_text())
+        assert (found["sequence_length"], found["num_rows"]) == (32, 100)
+        ways = [(each["batches"], each["reader_processes"]) for each in found["measurements"]]
+        assert ways == [("packed", 0), ("padded", 0), ("packed", 1), ("packed", 2)] * len(kinds)
+        assert [each["masking"] for each in found["measurements"]][::4] == kinds
+        for each in found["measurements"]:
+            assert f"{each['rows_per_s']:,.0f}" in done.stdout
+            expected = each["rows_per_s"] * found["mean_length"]
+            assert each["tokens_per_s"] == pytest.approx(expected)
+
+
+def test_data_refuses_what_it_cannot_read(place: Path) -> None:
+    nowhere = run("bert-ds", "bench", "data", "--data", place / "nowhere")
+    assert (nowhere.returncode, "no such folder" in nowhere.stderr) == (1, True)
+    once = run("bert-ds", "bench", "data", "--data", place / "data" / "seq32", "--repeats", "0")
+    assert (once.returncode, "--repeats must be at least 1" in once.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "env", "message"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.format import Block
+from data_prep.format import Block, select_rows
 from data_prep.manifest import (
     MANIFEST_NAME,
     VOCABULARY_NAME,
@@ -22,6 +22,7 @@ from data_prep.shard_writer import write_shards
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CLS, SEP, MASK = 2, 3, 4
+PAIR_LABEL = "next_sentence_label"
 
 
 def vocabulary_text(size: int) -> str:
@@ -30,19 +31,36 @@ def vocabulary_text(size: int) -> str:
 
 
 def random_block(
-    num_rows: int, sequence_length: int, vocab_size: int, seed: int, *, min_length: int = 8
+    num_rows: int,
+    sequence_length: int,
+    vocab_size: int,
+    seed: int,
+    *,
+    min_length: int = 8,
+    is_masked: bool = True,
+    is_paired: bool = True,
 ) -> Block:
-    """Rows of random lengths with a learnable habit: each piece is the former one plus 1."""
+    """Rows of random lengths with a learnable habit: each piece is the former one plus 1.
+
+    Args:
+        num_rows: rows.
+        sequence_length: tokens of the longest row.
+        vocab_size: pieces, the special ones included.
+        seed: of the random numbers.
+        min_length: tokens of the shortest row.
+        is_masked: whether rows are masked; otherwise that is left to the reader.
+        is_paired: whether rows are pairs with a label; otherwise they are single segments.
+    """
     rng = np.random.default_rng(seed)
     length = rng.integers(min_length, sequence_length + 1, num_rows)
-    segment_a = rng.integers(3, length - 3)
+    segment_a = rng.integers(3, length - 3) if is_paired else length
     num_predictions = np.maximum(1, np.round(0.15 * length)).astype(np.int64)
     tokens, positions, ids = [], [], []
     for row in range(num_rows):
         row_tokens = 5 + (rng.integers(vocab_size) + np.arange(length[row])) % (vocab_size - 5)
         row_tokens[[0, segment_a[row] - 1, -1]] = CLS, SEP, SEP
         inner = np.setdiff1d(np.arange(1, length[row] - 1), [segment_a[row] - 1])
-        chosen = np.sort(rng.permutation(inner)[: num_predictions[row]])
+        chosen = np.sort(rng.permutation(inner)[: num_predictions[row] * is_masked])
         num_predictions[row] = len(chosen)
         positions.append(chosen)
         ids.append(row_tokens[chosen].copy())
@@ -57,8 +75,8 @@ def random_block(
             np.uint8 if sequence_length <= 256 else np.uint16
         ),
         masked_lm_ids=np.concatenate(ids).astype(np.uint16),
-        pair_label=rng.integers(0, 2, num_rows).astype(np.uint8),
-        pair_label_name="next_sentence_label",
+        pair_label=rng.integers(0, 2, num_rows).astype(np.uint8) if is_paired else None,
+        pair_label_name=PAIR_LABEL if is_paired else None,
     )
 
 
@@ -71,6 +89,8 @@ def make_dataset(
     num_valid: int = 24,
     rows_per_block: int = 16,
     seed: int = 0,
+    is_masked: bool = True,
+    is_paired: bool = True,
 ) -> Manifest:
     """Write a dataset folder of random rows with the real shard writer and manifest."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,17 +103,25 @@ def make_dataset(
             shards[split] = ()
             totals[split] = Totals(length_histogram=(0,) * (sequence_length + 1))
             continue
-        block = random_block(count, sequence_length, vocab_size, split_seed)
-        originals = np.bincount(block.masked_lm_ids)
-        order = np.arange(count, dtype=np.int64)
-        shards[split] = tuple(
-            write_shards(folder, f"{split}-00000", block, order, rows_per_block, 4)
+        block = random_block(
+            count,
+            sequence_length,
+            vocab_size,
+            split_seed,
+            is_masked=is_masked,
+            is_paired=is_paired,
         )
+        originals = np.bincount(block.masked_lm_ids, minlength=1)
+        blocks = [
+            select_rows(block, np.arange(start, min(start + rows_per_block, count)))
+            for start in range(0, count, rows_per_block)
+        ]
+        shards[split] = tuple(write_shards(folder, f"{split}-00000", iter(blocks), 4))
         totals[split] = Totals(
             rows=count,
             tokens=len(block.tokens),
             predictions=len(block.masked_lm_ids),
-            label_1=int(block.pair_label.sum()),
+            label_1=0 if block.pair_label is None else int(block.pair_label.sum()),
             commonest_prediction_id=int(originals.argmax()),
             commonest_prediction_count=int(originals.max()),
             length_histogram=tuple(
@@ -104,14 +132,14 @@ def make_dataset(
         tool_version="test",
         sequence_length=sequence_length,
         max_predictions_per_seq=max(1, round(0.15 * sequence_length)),
-        pair_label_name="next_sentence_label",
+        pair_label_name=PAIR_LABEL if is_paired else None,
         vocabulary=VocabularyEntry(
             sha256=hashlib.sha256(vocabulary.encode()).hexdigest(),
             size=vocab_size,
             lowercase=True,
             strip_accents=True,
         ),
-        parameters={"seed": seed},
+        parameters={"seed": seed, "masking": "token" if is_masked else "none"},
         inputs=(),
         train_shards=shards["train"],
         valid_shards=shards["valid"],

@@ -29,8 +29,18 @@ SEPARATE = ("model", "optim", "data", "metrics")
 """Parts of one layer that do not know each other."""
 ALLOWED_BETWEEN_SEPARATE = {("metrics", "data"), ("optim", "model")}
 
-DATA_PREP_BASE = {"errors", "format", "manifest", "wordpiece", "masking"}
-DATA_PREP_FOR_BERT_DS = {"errors", "format", "manifest", "masking"}
+DATA_PREP_BASE = {
+    "compiled",
+    "errors",
+    "format",
+    "manifest",
+    "masking",
+    "randomness",
+    "wordpiece",
+}
+DATA_PREP_FOR_BERT_DS = {
+    "compiled", "errors", "format", "manifest", "masking", "randomness", "wordpiece",
+}  # fmt: skip
 
 
 def imports_of(path: Path) -> set[str]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_ds.data.collate import collate
+from bert_ds.data.collate import collate, pack
 from data_prep.format import Block
 from tests.support.datasets import random_block
 
@@ -55,3 +55,26 @@ def test_padding_equals_a_plain_loop(num_rows: int, sequence_length: int, seed: 
         )
     masked = batch.input_ids.flatten()[batch.masked_lm_positions]
     assert (masked == 4).all()  # every masked position holds [MASK] in these rows
+
+
+@settings(deadline=None)
+@given(num_rows=st.integers(1, 9), seed=st.integers(0, 1000), is_paired=st.booleans())
+def test_packed_rows_are_the_padded_ones_without_padding(
+    num_rows: int, seed: int, is_paired: bool
+) -> None:
+    block = random_block(num_rows, 40, 64, seed, is_paired=is_paired)
+    padded, packed = collate(block), pack(block)
+    is_real = padded.attention_mask
+    assert torch.equal(packed.input_ids, padded.input_ids[is_real])
+    assert torch.equal(packed.token_type_ids, padded.token_type_ids[is_real])
+    assert packed.cu_seqlens.dtype == torch.int32
+    assert packed.cu_seqlens.diff().tolist() == is_real.sum(dim=1).tolist()
+    assert (packed.cu_seqlens[0], packed.cu_seqlens[-1]) == (0, len(block.tokens))
+    assert packed.max_seqlen == int(block.length.max())
+    # the same tokens are asked for
+    number_of = torch.cumsum(is_real.flatten(), 0) - 1
+    assert torch.equal(packed.masked_lm_positions, number_of[padded.masked_lm_positions])
+    assert torch.equal(packed.masked_lm_ids, padded.masked_lm_ids)
+    assert torch.equal(packed.next_sentence_label, padded.next_sentence_label)
+    expected = [-100] * num_rows if block.pair_label is None else block.pair_label.tolist()
+    assert packed.next_sentence_label.tolist() == expected

@@ -35,6 +35,21 @@ def test_an_epoch_holds_every_row_once(counts: list[int], seed: int, epoch: int)
     assert sorted(rows) == [(b, r) for b, count in enumerate(counts) for r in range(count)]
 
 
+@given(counts=block_counts, seed=st.integers(0, 2**32), start=st.integers(0, 900))
+def test_rows_are_numbered_over_the_dataset_and_know_their_epoch(
+    counts: list[int], seed: int, start: int
+) -> None:
+    order = RowOrder(counts, seed, blocks_per_window=4)
+    begins = np.cumsum(counts) - counts
+    stop = start + 2 * sum(counts)
+    parts = list(order.slices(start, stop))
+    numbers = np.concatenate([order.dataset_rows(part) for part in parts])
+    expected = [int(begins[block]) + row for block, row in rows_between(order, start, stop)]
+    assert numbers.tolist() == expected
+    epochs = [part.epoch for part in parts for _ in part.rows]
+    assert epochs == [position // sum(counts) for position in range(start, stop)]
+
+
 @given(
     counts=block_counts,
     batch=st.integers(1, 20),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,20 +10,26 @@ import pytest
 import torch
 
 from bert_ds.config.batch import plan_batch
-from bert_ds.data.order import RowOrder
+from bert_ds.data import reader as reader_module
 from bert_ds.data.reader import BlockReader, open_dataset
+from bert_ds.data.rows import StreamSpec
 from bert_ds.data.stream import Prefetcher, RankUpdate, TrainStream
 from bert_ds.errors import DataError
 from tests.support.datasets import make_dataset, random_block
 
 
 def make_stream(folder: Path, rank: int, world_size: int, micro: int, train: int) -> TrainStream:
-    manifest = open_dataset(folder)
-    reader = BlockReader(folder, manifest, "train")
     sizes = {"train_batch_size": train, "train_micro_batch_size_per_gpu": micro}
-    return TrainStream(
-        reader, RowOrder(reader.block_counts, seed=5), plan_batch(sizes, world_size, "p"), rank
-    )
+    batch = plan_batch(sizes, world_size, "p")
+    return TrainStream(StreamSpec(folder, open_dataset(folder), 5, batch, rank))
+
+
+def update_at(stream: TrainStream, position: int) -> RankUpdate:
+    """The one update that begins at `position`."""
+    updates = stream.updates(position)
+    update = next(updates)
+    updates.close()
+    return update
 
 
 def rows_of(update: RankUpdate) -> list[list[int]]:
@@ -39,7 +46,7 @@ def test_blocks_are_read_as_they_were_written(tmp_path: Path) -> None:
     written = random_block(50, 32, 64, 3)
     reader = BlockReader(tmp_path, manifest, "train")
     assert reader.block_counts == [16, 16, 16, 2]
-    read = reader.window((0, 1, 2, 3))
+    read = reader.window((0, 1, 2, 3)).rows
     np.testing.assert_array_equal(read.tokens, written.tokens)
     np.testing.assert_array_equal(read.masked_lm_ids, written.masked_lm_ids)
     np.testing.assert_array_equal(read.pair_label, written.pair_label)
@@ -55,12 +62,13 @@ def test_an_update_is_the_same_rows_however_it_is_split(
     whole = make_stream(tmp_path, 0, 1, 12, 12)
     for position in (0, 12, 96, 204):  # 96 crosses an epoch's end
         parts = [
-            make_stream(tmp_path, rank, world_size, micro, 12).update(position)
+            update_at(make_stream(tmp_path, rank, world_size, micro, 12), position)
             for rank in range(world_size)
         ]
-        expected = whole.update(position)
+        expected = update_at(whole, position)
         assert [row for part in parts for row in rows_of(part)] == rows_of(expected)
         assert sum(part.num_predictions for part in parts) == expected.num_predictions
+        assert sum(part.num_pair_labels for part in parts) == expected.num_pair_labels == 12
         assert sum(part.num_tokens for part in parts) == expected.num_tokens
         assert [p for part in parts for p in part.micro_positions] == list(
             range(position, position + 12, micro)
@@ -130,6 +138,31 @@ def test_a_changed_byte_inside_a_block_is_found_when_it_is_read(tmp_path: Path) 
     reader.read(0)
     with pytest.raises(DataError, match=shard.file):
         reader.read(1)
+
+
+def test_more_shards_than_files_may_be_open_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = make_dataset(tmp_path, num_train=200)
+    monkeypatch.setattr(reader_module, "_NUM_FILES_KEPT", 2)
+    reader = BlockReader(tmp_path, manifest, "train")
+    assert len(manifest.shards("train")) == 4
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        for block, count in enumerate(reader.block_counts):
+            assert len(reader.read(block)) == count
+            assert len(os.listdir("/proc/self/fd")) <= before + 2
+    reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_rows_of_one_segment_have_no_pair_label(tmp_path: Path) -> None:
+    make_dataset(tmp_path, is_paired=False)
+    update = update_at(make_stream(tmp_path, 0, 1, 4, 8), 0)
+    assert update.num_pair_labels == 0
+    for batch in update.micro_batches:
+        assert batch.next_sentence_label.tolist() == [-100] * 4
+        assert not batch.token_type_ids.any()
 
 
 def test_no_dataset_is_a_data_error(tmp_path: Path) -> None:

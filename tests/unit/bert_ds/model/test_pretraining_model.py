@@ -138,6 +138,27 @@ def test_output_is_sums_and_counts(
     assert all(value.shape == () for value in output)
 
 
+def test_rows_without_a_pair_label_add_nothing_to_loss_counts_and_gradients(
+    tiny_model: BertForPreTraining, padded_batch: PretrainingBatch
+) -> None:
+    label = own_logits(tiny_model, padded_batch).nsp.argmax(-1)
+    partly = label.clone()
+    partly[1] = -100
+    whole = tiny_model(padded_batch._replace(next_sentence_label=label))
+    some = tiny_model(padded_batch._replace(next_sentence_label=partly))
+    assert (whole.nsp_correct.item(), some.nsp_correct.item()) == (3, 2)
+    log_p = own_logits(tiny_model, padded_batch).nsp.double().log_softmax(-1)
+    expected = -sum(log_p[row, label[row]].item() for row in (0, 2))
+    assert some.nsp_loss_sum.item() == pytest.approx(expected, rel=1e-6)
+    none = tiny_model(padded_batch._replace(next_sentence_label=torch.full_like(label, -100)))
+    assert (none.nsp_loss_sum.item(), none.nsp_correct.item()) == (0.0, 0)
+    tiny_model.zero_grad()
+    none.nsp_loss_sum.backward()
+    gradients = [p.grad for p in tiny_model.parameters() if p.grad is not None]
+    assert gradients
+    assert all(not gradient.any() for gradient in gradients)
+
+
 def test_losses_of_a_bfloat16_model_are_computed_in_float32(
     tiny_model: BertForPreTraining, padded_batch: PretrainingBatch
 ) -> None:

@@ -298,6 +298,17 @@ def test_values_of_another_type_than_expected_are_taken_as_missing(tmp_path: Pat
     assert summary_table(run_dir).startswith("run: status not recorded\n")
 
 
+def test_a_run_on_rows_of_one_segment_says_nothing_of_nsp(tmp_path: Path) -> None:
+    lines = [update("phase1", k, nsp_loss=None, nsp_accuracy=None) for k in range(1, 60)]
+    held_out = complete_summary()["held_out"] | {"nsp_accuracy": None}
+    run_dir = make_run(tmp_path / "run", summary=complete_summary(held_out=held_out), lines=lines)
+    page = Page(write_report(run_dir))
+    assert "NSP" not in page.text
+    assert "Held-out MLM accuracy 45.0%" in page.text
+    assert "Loss (nats/prediction)" in page.text
+    assert "NSP" not in summary_table(run_dir)
+
+
 def test_a_long_run_gives_a_page_of_bounded_size(tmp_path: Path) -> None:
     lines = [update("phase1", k, loss=10 + k * 7919 % 101) for k in range(1, 20_001)]
     page = Page(write_report(make_run(tmp_path / "run", lines=lines)))

@@ -36,9 +36,9 @@ class FakeEngine:
         self._loss = loss
 
     def micro_step(
-        self, batch: PretrainingBatch, num_predictions: int, num_sequences: int
+        self, batch: PretrainingBatch, num_predictions: int, num_pair_labels: int
     ) -> PretrainingOutput:
-        self.denominators.append((num_predictions, num_sequences))
+        self.denominators.append((num_predictions, num_pair_labels))
         self.dropout_draws.append(float(torch.rand(())))
         number = len(self.denominators) // ACCUMULATION
         self.was_update_applied = not (self._skip_every and number % self._skip_every == 0)
@@ -70,15 +70,19 @@ class Rows:
         pass
 
 
-def make_updates(start: int = 0) -> Iterator[RankUpdate]:
+def make_updates(start: int = 0, is_paired: bool = True) -> Iterator[RankUpdate]:
     position = start
     while True:
-        blocks = [random_block(MICRO, 16, 64, position + i) for i in range(ACCUMULATION)]
+        blocks = [
+            random_block(MICRO, 16, 64, position + i, is_paired=is_paired)
+            for i in range(ACCUMULATION)
+        ]
         yield RankUpdate(
             position,
             tuple(collate(block) for block in blocks),
             tuple(position + i * MICRO for i in range(ACCUMULATION)),
             sum(len(block.masked_lm_ids) for block in blocks),
+            BATCH if is_paired else 0,
             sum(len(block.tokens) for block in blocks),
         )
         position += BATCH
@@ -92,11 +96,12 @@ def run(
     stop_after: int | None = None,
     sum_over_ranks: Any = lambda values: values,
     log_every: int = 4,
+    is_paired: bool = True,
 ) -> tuple[bool, list[dict[str, Any]], list[int]]:
     sink, saves = Rows(), []
     done = train(
         engine,
-        make_updates(state.samples_seen),
+        make_updates(state.samples_seen, is_paired),
         state,
         LoopSettings(total_steps, BATCH, 2, log_every, (42, 0), torch.device("cpu")),
         Meter("phase1", lambda tensor: tensor, [sink]),
@@ -129,11 +134,21 @@ def test_losses_are_sums_over_global_counts() -> None:
     assert rows[0]["grad_norm"] == 0.5
 
 
+def test_rows_without_a_pair_label_have_no_nsp_loss_and_no_nsp_accuracy() -> None:
+    engine = FakeEngine()
+    _, rows, _ = run(engine, TrainState(), total_steps=1, is_paired=False)
+    assert engine.denominators == [(rows_predicted := engine.denominators[0][0], 0)] * ACCUMULATION
+    assert rows_predicted > 0
+    assert rows[0]["nsp_loss"] is None
+    assert rows[0]["nsp_accuracy"] is None
+    assert rows[0]["loss"] == rows[0]["mlm_loss"] == pytest.approx(6.0)
+
+
 def test_the_denominators_are_those_of_all_ranks() -> None:
     engine = FakeEngine()
     run(engine, TrainState(), total_steps=1, sum_over_ranks=lambda values: [v * 3 for v in values])
     first = next(make_updates())
-    assert set(engine.denominators) == {(first.num_predictions * 3, BATCH)}
+    assert set(engine.denominators) == {(first.num_predictions * 3, BATCH * 3)}
 
 
 def test_skipped_updates_consume_rows_and_move_neither_step_nor_schedule() -> None:
@@ -157,7 +172,7 @@ def test_a_stop_request_ends_before_the_next_update_with_a_checkpoint_of_the_las
 def test_a_stop_request_of_another_rank_ends_this_one_too() -> None:
     state = TrainState()
     done, rows, saves = run(
-        FakeEngine(), state, sum_over_ranks=lambda values: [*values[:2], values[2] + 1]
+        FakeEngine(), state, sum_over_ranks=lambda values: [*values[:3], values[3] + 1]
     )
     assert (done, rows, saves) == (False, [], [])
 

@@ -39,10 +39,13 @@ def test_a_folder_belongs_to_the_settings_that_it_was_made_with(
 
 def test_other_settings_are_refused_with_both_values(folder: RunFolder, tmp_path: Path) -> None:
     folder.write_config(config_with(tmp_path), {})
-    other = config_with(tmp_path, "seed=7", "phases.1.deepspeed.optimizer.params.lr=0.5")
+    other = config_with(
+        tmp_path, "seed=7", "dynamic_masking=token", "phases.1.deepspeed.optimizer.params.lr=0.5"
+    )
     with pytest.raises(CheckpointError) as caught:
         folder.check_belongs_to(other, is_fresh_start=False)
     assert "seed was 42 there and is 7 now" in str(caught.value)
+    assert "dynamic_masking was None there and is 'token' now" in str(caught.value)
     assert "phases.1.deepspeed.optimizer.params.lr was 0.01 there and is 0.5" in str(caught.value)
     assert "choose another --output-dir" in str(caught.value)
 
@@ -53,6 +56,8 @@ def test_what_changes_speed_alone_may_differ(folder: RunFolder, tmp_path: Path) 
         tmp_path,
         "checkpoint.every_steps=77",
         "logging.every_steps=5",
+        "data.reader_processes=4",
+        "data.cache_dir=/scratch/cache",
         "deepspeed.train_micro_batch_size_per_gpu=2",
         "deepspeed.zero_optimization.stage=2",
     )

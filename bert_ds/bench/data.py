@@ -1,0 +1,202 @@
+"""`bert-ds bench data`: rows a second from shards to the tensors of micro batches.
+
+All ways take turns (A B C, C B A, A B C, ...) in one process, each going on in its own stream where
+it stopped, so that a machine whose speed drifts does not favour one; medians. What is measured is
+one worker: a single thread, or a single thread and the reader processes that feed it. After the
+first turns the shards lie in the system's page cache, if it can hold them.
+
+`packed` are rows end to end with their lengths, as attention without padding takes them; `padded`
+are the batches that `bert_ds.data.collate` makes. Where a dataset was prepared with `--masking
+none`, rows are masked on the way, and once they are not, which shows what that costs.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bert_ds.config.batch import BatchPlan
+from bert_ds.data.collate import collate, pack
+from bert_ds.data.gather import cut_rows
+from bert_ds.data.masks import is_left_to_the_reader
+from bert_ds.data.processes import ReaderProcesses
+from bert_ds.data.reader import open_dataset
+from bert_ds.data.rows import RowStream, StreamSpec, UpdateRows
+from bert_ds.errors import DataError
+from data_prep.format import Block
+from data_prep.manifest import Manifest
+from data_prep.masking import MaskingKind
+
+UPDATE_ROWS = 1024
+"""Rows of an update that fall to one rank."""
+MICRO_BATCH_TOKENS = 8192
+"""Tokens of a micro batch of full rows: 64 rows of 128."""
+TURN_TOKENS = 1 << 23
+"""Tokens of full rows that a way reads in a turn: 65,536 rows of 128; fewer of a small dataset."""
+_SEED = 42
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One way's speed.
+
+    Attributes:
+        batches: "packed" or "padded".
+        masking: "token" or "whole_word" where rows are masked on the way; None where they are not.
+        reader_processes: 0 where the measuring thread reads by itself.
+        rows_per_s: median over the turns.
+        tokens_per_s: real tokens at that rate.
+    """
+
+    batches: str
+    masking: str | None
+    reader_processes: int
+    rows_per_s: float
+    tokens_per_s: float
+
+    @property
+    def name(self) -> str:
+        """What a table calls it."""
+        masking = f", masked on the way ({self.masking})" if self.masking else ""
+        processes = self.reader_processes
+        plural = "es" if processes > 1 else ""
+        readers = f", {processes} reader process{plural}" if processes else ", one thread"
+        return f"{self.batches}{masking}{readers}"
+
+
+@dataclass(frozen=True)
+class DataBench:
+    """All measurements and what they were taken on.
+
+    Attributes:
+        data: the dataset folder.
+        sequence_length: tokens of its longest rows.
+        num_rows: rows of its training split.
+        mean_length: tokens of a row.
+        micro_batch_size: rows of a micro batch.
+        turn_rows: rows of a turn.
+        repeats: turns that count, after one that does not.
+        num_cores: cores that this process may use.
+        measurements: one a way.
+    """
+
+    data: str
+    sequence_length: int
+    num_rows: int
+    mean_length: float
+    micro_batch_size: int
+    turn_rows: int
+    repeats: int
+    num_cores: int
+    measurements: tuple[Measurement, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Way:
+    batches: str
+    masking: MaskingKind | None
+    reader_processes: int
+    updates: Iterator[UpdateRows]
+
+    def read(self, num_rows: int, micro_batch_size: int) -> float:
+        """Seconds to make the micro batches of so many rows."""
+        make: Callable[[Block], object] = pack if self.batches == "packed" else collate
+        for _ in range(2 * self.reader_processes):  # made ahead while others had their turn
+            next(self.updates)
+        started = time.perf_counter()
+        for _ in range(num_rows // UPDATE_ROWS):
+            for rows in cut_rows(next(self.updates).rows, micro_batch_size):
+                make(rows)
+        return time.perf_counter() - started
+
+
+def bench_data(folder: Path, repeats: int) -> DataBench:
+    """Time every way `repeats` times.
+
+    Args:
+        folder: a dataset folder such as D/seq128.
+        repeats: turns that count, after one that does not.
+
+    Raises:
+        DataError: there is no dataset, it is broken, or it has no training rows.
+    """
+    manifest = open_dataset(folder)
+    totals = manifest.totals("train")
+    if not totals.rows:
+        raise DataError(f"dataset {folder} has no training rows to read")
+    length = manifest.sequence_length
+    micro_batch_size = max(1, MICRO_BATCH_TOKENS // length)
+    turn_rows = min(TURN_TOKENS // length, totals.rows)
+    turn_rows = -(-turn_rows // UPDATE_ROWS) * UPDATE_ROWS
+    with ExitStack() as stack:
+        ways = _open_ways(folder, manifest, micro_batch_size, stack)
+        times: list[list[float]] = [[] for _ in ways]
+        for number in range(repeats + 1):
+            turn = list(zip(ways, times, strict=True))
+            for way, taken in turn if number % 2 else reversed(turn):
+                seconds = way.read(turn_rows, micro_batch_size)
+                if number:
+                    taken.append(seconds)
+    mean_length = totals.tokens / totals.rows
+    rates = [turn_rows / statistics.median(taken) for taken in times]
+    return DataBench(
+        data=str(folder),
+        sequence_length=length,
+        num_rows=totals.rows,
+        mean_length=mean_length,
+        micro_batch_size=micro_batch_size,
+        turn_rows=turn_rows,
+        repeats=repeats,
+        num_cores=len(os.sched_getaffinity(0)),
+        measurements=tuple(
+            Measurement(way.batches, way.masking, way.reader_processes, rate, rate * mean_length)
+            for way, rate in zip(ways, rates, strict=True)
+        ),
+    )
+
+
+def _open_ways(
+    folder: Path, manifest: Manifest, micro_batch_size: int, stack: ExitStack
+) -> list[_Way]:
+    batch = BatchPlan(UPDATE_ROWS, micro_batch_size, max(1, UPDATE_ROWS // micro_batch_size), 1)
+    maskings: tuple[MaskingKind | None, ...] = (None,)
+    if is_left_to_the_reader(manifest):
+        maskings = (None, "token", "whole_word")
+    ways = []
+    for masking in maskings:
+        spec = StreamSpec(folder, manifest, _SEED, batch, 0, masking)
+        for batches in ("packed", "padded"):
+            stream = RowStream(spec)
+            stack.callback(stream.close)
+            ways.append(_Way(batches, masking, 0, stream.updates(0)))
+        for count in (1, 2):
+            processes = ReaderProcesses(spec, 0, count)
+            stack.callback(processes.close)
+            ways.append(_Way("packed", masking, count, processes))
+    return ways
+
+
+def as_text(bench: DataBench) -> str:
+    """A table for people."""
+    lines = [
+        f"{bench.data}: {bench.num_rows:,} rows of up to {bench.sequence_length} tokens "
+        f"({bench.mean_length:.1f} on average), micro batches of {bench.micro_batch_size}, "
+        f"{bench.num_cores} cores; medians of {bench.repeats} turns of {bench.turn_rows:,} rows",
+        "",
+        f"{'micro batches':60}{'rows/s':>12}{'M tokens/s':>12}",
+    ]
+    lines += [
+        f"{each.name:60}{each.rows_per_s:12,.0f}{each.tokens_per_s / 1e6:12.1f}"
+        for each in bench.measurements
+    ]
+    return "\n".join(lines)

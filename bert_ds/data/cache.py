@@ -1,0 +1,125 @@
+"""Copies of shards on a local disk, for datasets that lie on a slow file system.
+
+A shard is copied whole when a block of it is read first: into
+`<cache>/<fingerprint>/.<shard>.partial`, which is locked meanwhile, then renamed. So processes of
+one host may share a cache: whoever comes second waits for the copy and uses it. A process that is
+killed leaves a partial file without a lock, which the next one removes. Nothing else is ever
+removed: folders of datasets that are no longer used can be deleted by hand.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from bert_ds.errors import DataError
+from data_prep.manifest import Manifest, ShardEntry
+
+log = logging.getLogger(__name__)
+
+_COPY_BYTES = 1 << 20  # copied at a time
+
+
+class ShardCache:
+    """Copies of the shards of one dataset."""
+
+    def __init__(self, cache_dir: Path, folder: Path, manifest: Manifest) -> None:
+        """Args: where copies of all datasets lie; the dataset's folder; its manifest."""
+        self._original_folder = folder
+        self._folder = cache_dir / manifest.fingerprint
+        self._is_given_up = False
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for partial in self._folder.glob(".*.partial"):
+                _remove_if_left_behind(partial)
+        except OSError as err:
+            self._give_up(err)
+
+    def path_of(self, shard: ShardEntry) -> Path:
+        """Where to read a shard: its copy, made now where there is none, or the shard itself.
+
+        The shard itself is read where it cannot be copied, for example because the disk is full;
+        that is logged once, and no further copies are tried.
+
+        Raises:
+            DataError: the shard does not have the size that its manifest says.
+        """
+        copy = self._folder / shard.file
+        if _has_size(copy, shard.bytes):
+            return copy
+        original = self._original_folder / shard.file
+        if self._is_given_up:
+            return original
+        try:
+            _copy_once(original, copy, shard.bytes)
+        except OSError as err:
+            self._give_up(err)
+            return original
+        return copy
+
+    def _give_up(self, err: OSError) -> None:
+        self._is_given_up = True
+        log.warning(
+            "data.cache_dir: cannot copy shards to %s (%s); those that are not there are read "
+            "from %s", self._folder, err.strerror or err, self._original_folder,
+        )  # fmt: skip
+
+
+def _copy_once(original: Path, copy: Path, size: int) -> None:
+    """Copy a file, or wait for another process that does, until the copy is there."""
+    partial = copy.with_name(f".{copy.name}.partial")
+    while not _has_size(copy, size):
+        with partial.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not _is_at(file, partial):
+                continue  # somebody has finished or given up while we waited
+            try:
+                if not _has_size(copy, size):
+                    _fill(file, original, size)
+                    partial.replace(copy)
+            finally:
+                partial.unlink(missing_ok=True)
+
+
+def _fill(file: BinaryIO, original: Path, size: int) -> None:
+    file.truncate(0)
+    with original.open("rb") as source:
+        shutil.copyfileobj(source, file, _COPY_BYTES)
+    file.flush()
+    os.fsync(file.fileno())
+    copied = os.fstat(file.fileno()).st_size
+    if copied != size:
+        raise DataError(
+            f"shard {original} has {copied} bytes, its manifest says {size}: it is truncated or "
+            "changed; prepare the dataset again or restore the shard"
+        )
+
+
+def _remove_if_left_behind(partial: Path) -> None:
+    """Remove a partial copy that nobody is writing."""
+    try:
+        with partial.open("r+b") as file:  # never makes one
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(file, partial):
+                partial.unlink()
+    except (BlockingIOError, FileNotFoundError):
+        return  # somebody is copying, or has finished
+
+
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        return path.stat().st_size == size
+    except OSError:
+        return False
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    """Whether the open file is what lies at `path`."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,84 @@
+"""Masks that are made as rows are read, new ones in every epoch (Liu et al. 2019, section 4.1).
+
+For datasets that were prepared with `--masking none`. The masks of a row are a function of
+(dataset, seed, epoch, row of the dataset): world size, micro batch, reader processes and a resume
+change nothing. Held-out rows always get the same masks, whatever the seed, so that evaluations
+compare.
+
+Source: Liu et al. 2019, "RoBERTa: A Robustly Optimized BERT Pretraining Approach".
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from bert_ds.data.order import IndexArray
+from bert_ds.errors import DataError
+from data_prep.errors import DataPrepError
+from data_prep.format import Block, count_dtype, position_dtype
+from data_prep.manifest import VOCABULARY_NAME, Manifest
+from data_prep.masking import MaskingKind, MaskingRules, mask_rows
+from data_prep.randomness import keyed_hash, keyed_words
+from data_prep.wordpiece import load_vocabulary
+
+
+def is_left_to_the_reader(manifest: Manifest) -> bool:
+    """Whether the rows of a dataset are not masked yet."""
+    return manifest.parameters.get("masking") == "none"
+
+
+def training_masks(folder: Path, manifest: Manifest, kind: MaskingKind, seed: int) -> DynamicMasks:
+    """What masks the rows of the training split under a run's seed."""
+    return DynamicMasks(folder, manifest, kind, keyed_hash("train", manifest.fingerprint, seed))
+
+
+def held_out_masks(folder: Path, manifest: Manifest, kind: MaskingKind) -> DynamicMasks:
+    """What masks the rows of the held-out split; all of them belong to epoch 0."""
+    return DynamicMasks(folder, manifest, kind, keyed_hash("valid", manifest.fingerprint))
+
+
+class DynamicMasks:
+    """Masks rows of one split of a dataset."""
+
+    def __init__(self, folder: Path, manifest: Manifest, kind: MaskingKind, key: int) -> None:
+        """Read the vocabulary.
+
+        Args:
+            folder: the dataset's folder.
+            manifest: of the dataset.
+            kind: whether single pieces or whole words are masked.
+            key: 64 bits that all masks depend on.
+
+        Raises:
+            DataError: the vocabulary cannot be used.
+        """
+        try:
+            vocabulary = load_vocabulary(folder / VOCABULARY_NAME)
+        except DataPrepError as err:
+            raise DataError(str(err)) from err
+        most = manifest.max_predictions_per_seq
+        self._rules = MaskingRules(vocabulary.pieces, vocabulary.special_ids, most, kind)
+        self._count_dtype = count_dtype(most)
+        self._position_dtype = position_dtype(manifest.sequence_length)
+        self._key = np.uint64(key)
+
+    def applied_to(self, rows: Block, epochs: IndexArray, dataset_rows: IndexArray) -> Block:
+        """The same rows, masked.
+
+        Args:
+            rows: n rows without masks.
+            epochs: int64 [n], how often the dataset had been passed before each row.
+            dataset_rows: int64 [n], number of each row in its split, in manifest order.
+        """
+        keys = keyed_words(self._key, 0, epochs.astype(np.uint32), dataset_rows.astype(np.uint64))
+        masked = mask_rows(rows.tokens, rows.length, rows.segment_a_length, keys, self._rules)
+        return replace(
+            rows,
+            tokens=masked.tokens,
+            num_predictions=masked.num_predictions.astype(self._count_dtype),
+            masked_lm_positions=masked.masked_lm_positions.astype(self._position_dtype),
+            masked_lm_ids=masked.masked_lm_ids,
+        )
