@@ -39,6 +39,11 @@ def clean_parts(parts: list[str]) -> list[str]:
     return [part for part in joined if part]
 
 
+def is_removed(character: str) -> bool:
+    """Whether cleaning takes the character out."""
+    return _CONTROLS.match(character) is not None
+
+
 def _unified(text: str) -> str:
     """`text` with every line end as a line feed."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

@@ -57,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     jobs = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_vocab(jobs.add_parser("vocab", help="train a WordPiece vocabulary"))
     _add_shards(jobs.add_parser("shards", help="make pretraining shards out of text"))
+    _add_bench(jobs.add_parser("bench", help="measure a preparation, stage by stage"))
     verify = jobs.add_parser("verify", help="check a dataset folder against its manifest")
     show = jobs.add_parser("show", help="print rows as text")
     stats = jobs.add_parser("stats", help="print distributions")
@@ -66,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--split", choices=["train", "valid"], default="train")
     show.add_argument("--rows", type=int, default=3, help="rows to show (3)")
     show.add_argument("--start", type=int, default=0, help="number of the first row (0)")
+    _add_recipe(stats)
+    stats.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the distributions too")
     return parser
 
 
@@ -124,22 +127,48 @@ def _add_shards(parser: argparse.ArgumentParser) -> None:
     add(
         "--sequence-length", type=int, nargs="+", required=True, metavar="N", help="such as 128 512"
     )
+    _add_shard_options(parser)
+    add("-j", "--jobs", type=int, metavar="N", help="processes (all cores)")
+    add("--timings", type=Path, metavar="FILE", help="write seconds a stage and peak memory there")
+    _add_recipe(parser)
+    parser.set_defaults(job=_shards)
+
+
+def _add_recipe(parser: argparse.ArgumentParser) -> None:
+    """The recipe whose epochs are told."""
+    parser.add_argument(
+        "--recipe",
+        type=Path,
+        metavar="FOLDER",
+        help="say how many epochs this recipe trains (the published one for BERT-large)",
+    )
+
+
+def _add_shard_options(parser: argparse.ArgumentParser) -> None:
+    """Arguments that decide the bytes of the shards, besides text, vocabulary and lengths."""
+    add = parser.add_argument
     add("--max-predictions", type=int, nargs="+", metavar="N", help="for each length (20, 80)")
     add("--duplicate-factor", type=int, default=5, metavar="K", help="uses of each document (5)")
     add("--seed", type=int, default=0, metavar="S", help="of all random numbers (0)")
-    add("-j", "--jobs", type=int, metavar="N", help="processes (all cores)")
+    add("--weights", type=float, nargs="+", metavar="W", help="uses of each --input, relative (1)")
     add("--valid-fraction", type=float, default=0.01, metavar="F", help="held out (0.01)")
     add(
         "--masking",
-        choices=["token", "whole_word"],
+        choices=["token", "whole_word", "none"],
         default="token",
-        help="of single pieces or whole words (token)",
+        help="of single pieces or whole words; none leaves it to the reader (token)",
     )
     add(
         "--pairs",
-        choices=["next_sentence", "sentence_order"],
+        choices=["next_sentence", "sentence_order", "none"],
         default="next_sentence",
-        help="what the label says (next_sentence)",
+        help="what the label says; none fills rows with sentences of one document (next_sentence)",
+    )
+    add(
+        "--random-next",
+        choices=["google", "balanced"],
+        default="google",
+        help="second segments that are random: over half of them, or half (google)",
     )
     add(
         "--short-sequence-probability",
@@ -149,11 +178,47 @@ def _add_shards(parser: argparse.ArgumentParser) -> None:
         help="of a random shorter row (0.1)",
     )
     add(
-        "--sentences", choices=["rules", "lines"], default="rules", help="how text is split (rules)"
+        "--sentences",
+        default="rules",
+        metavar="HOW",
+        help="how text is split: rules, lines (a sentence a line), or by a package: blingfire, "
+        "nupunkt, sentencex:LANGUAGE (rules)",
+    )
+    add(
+        "--memory-per-worker",
+        type=_size,
+        default=1 << 30,
+        metavar="SIZE",
+        help="such as 512M or 4G (1G); decides how documents are grouped",
     )
     add("--rows-per-block", type=int, default=1_024, metavar="N", help="rows a block (1024)")
     add("--blocks-per-shard", type=int, default=256, metavar="N", help="blocks a tar (256)")
-    parser.set_defaults(job=_shards)
+
+
+def _size(text: str) -> int:
+    """Bytes out of a number and a unit."""
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+    number = text.rstrip("KMGTiB")
+    unit = text[len(number) :].removesuffix("B").removesuffix("i")
+    try:
+        return int(float(number) * units[unit])
+    except (KeyError, ValueError) as err:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 512M or 4G") from err
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `bench`."""
+    parser.add_argument("inputs", nargs="+", metavar="PATH", help="text, as --input of shards")
+    add = parser.add_argument
+    add("--vocab", type=Path, metavar="vocab.txt", help="pieces (trained on the text first)")
+    add("--vocab-size", type=int, default=30_522, metavar="N", help="pieces to train (30522)")
+    add("--cased", action="store_true", help="keep upper case and accents")
+    add("--sequence-length", type=int, default=128, metavar="N", help="tokens a row (128)")
+    add("--duplicate-factor", type=int, default=1, metavar="K", help="uses of each document (1)")
+    add("-j", "--jobs", type=int, nargs="+", default=[1], metavar="N", help="processes (1)")
+    add("--repeats", type=int, default=3, metavar="N", help="measured runs of each (3)")
+    add("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.set_defaults(job=_bench)
 
 
 def _vocab(parsed: argparse.Namespace) -> int:
@@ -178,10 +243,13 @@ def _vocab(parsed: argparse.Namespace) -> int:
 def _shards(parsed: argparse.Namespace) -> int:
     """`bert-prep shards`."""
     from data_prep.executor import make_executor
+    from data_prep.files import write_json
     from data_prep.prepare import prepare_shards
+    from data_prep.timings import StageClock
     from data_prep.vocabulary_job import vocabulary_with_casing
     from data_prep.work_folder import Preparation
 
+    clock = StageClock()
     with make_executor(parsed.jobs) as executor:
         if not executor.is_root:
             logging.getLogger().setLevel(logging.ERROR)
@@ -192,6 +260,9 @@ def _shards(parsed: argparse.Namespace) -> int:
                 vocabulary=vocabulary_with_casing(parsed.vocab, parsed.cased, parsed.strip_accents),
                 output_dir=parsed.output_dir,
                 options=_shard_options(parsed),
+                weights=parsed.weights,
+                clock=clock,
+                recipe=parsed.recipe,
             )
             folders = prepare_shards(preparation, executor)
         except DataPrepError as err:
@@ -200,6 +271,8 @@ def _shards(parsed: argparse.Namespace) -> int:
             return err.exit_code  # rank 0 says what is wrong
         if executor.is_root:
             print("\n".join(map(str, folders)))
+    if executor.is_root and parsed.timings:
+        write_json(parsed.timings, clock.to_json())
     return 0
 
 
@@ -222,11 +295,13 @@ def _shard_options(parsed: argparse.Namespace) -> ShardOptions:
         seed=parsed.seed,
         masking=parsed.masking,
         pairs=parsed.pairs,
+        random_next=parsed.random_next,
         short_sequence_probability=parsed.short_sequence_probability,
         valid_fraction=parsed.valid_fraction,
         rows_per_block=parsed.rows_per_block,
         blocks_per_shard=parsed.blocks_per_shard,
         sentences=parsed.sentences,
+        memory_per_worker=parsed.memory_per_worker,
         one_document_per_file=parsed.one_document_per_file,
         json_field=parsed.json_field,
     )
@@ -262,7 +337,30 @@ def _show(parsed: argparse.Namespace) -> int:
 def _stats(parsed: argparse.Namespace) -> int:
     """`bert-prep stats`."""
     from data_prep.stats import describe_folder
+    from data_prep.stats_plot import draw_folder
 
-    for line in describe_folder(parsed.folder):
+    for line in describe_folder(parsed.folder, parsed.recipe):
         print(line)
+    if parsed.plot:
+        draw_folder(parsed.folder, parsed.plot)
+        print(f"\n{parsed.plot}")
+    return 0
+
+
+def _bench(parsed: argparse.Namespace) -> int:
+    """`bert-prep bench`."""
+    from data_prep.bench import BenchOptions, run_bench
+
+    options = BenchOptions(
+        inputs=parsed.inputs,
+        vocabulary=parsed.vocab,
+        vocab_size=parsed.vocab_size,
+        cased=parsed.cased,
+        sequence_length=parsed.sequence_length,
+        duplicate_factor=parsed.duplicate_factor,
+        jobs=parsed.jobs,
+        repeats=parsed.repeats,
+    )
+    for line in run_bench(options, parsed.json):
+        print(line, flush=True)
     return 0

@@ -2,17 +2,21 @@
 
 A task is a module-level function of the work folder and an item; it leaves its result in files, so
 every executor gives the same bytes and a task may be run again. Processes are spawned, never
-forked: a fork after the tokeniser's thread pool started hangs.
+forked: a fork after the tokeniser's thread pool started hangs. Whoever is at work on a task says so
+in a file, by which the next run can name it where this one was killed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
+import socket
 import sys
 import threading
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -22,10 +26,17 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from data_prep.errors import DataPrepError, UsageError
+from data_prep.files import make_folder, output_error
+
+RUNNING_NAME = "running"
+"""Folder in the work folder: a file for every task that is being done, with its description."""
+CLAIMS_NAME = "claims"
+"""Folder in the work folder: what the ranks of an MPI job have taken and done."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_DONE, _FAILED = ".done", "failed"  # names of files among the claims
 # Sizes of the job as Open MPI, MPICH (Hydra) and Slurm's srun announce it.
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 
@@ -57,8 +68,17 @@ class Executor(Protocol):
         work: Path,
         items: Sequence[Item],
         done: Callable[[Item], None],
+        describe: Callable[[Item], str] = str,
     ) -> None:
-        """Calls `function(work, item)` for all items, and `done(item)` in this process."""
+        """Calls `function(work, item)` for all items, and `done(item)` in the root process.
+
+        Args:
+            function: does one item.
+            work: the work folder.
+            items: what is to be done, the same list in every process.
+            done: hears of items that are done; under MPI on the root of those of all ranks.
+            describe: an item in words, for the message where its worker died.
+        """
         ...
 
 
@@ -89,10 +109,11 @@ class SerialExecutor:
         work: Path,
         items: Sequence[Item],
         done: Callable[[Item], None],
+        describe: Callable[[Item], str] = str,
     ) -> None:
         """Calls `function` for one item after the other."""
         for item in items:
-            function(work, item)
+            _run_task(function, work, item, describe(item))
             done(item)
 
 
@@ -128,6 +149,7 @@ class ProcessExecutor(SerialExecutor):
         work: Path,
         items: Sequence[Item],
         done: Callable[[Item], None],
+        describe: Callable[[Item], str] = str,
     ) -> None:
         """Gives items to whichever process is free.
 
@@ -135,19 +157,20 @@ class ProcessExecutor(SerialExecutor):
             DataPrepError: a process died.
         """
         try:
-            futures = {self._submit(function, work, item): item for item in items}
+            futures = {self._submit(function, work, item, describe(item)): item for item in items}
             for future in as_completed(futures):
                 future.result()
                 done(futures[future])
         except BrokenProcessPool as err:
             raise DataPrepError(
                 f"a worker process died: it was killed, perhaps for want of memory, with "
-                f"{self.size} processes at work. Finished tasks are kept: run the same command "
-                "again, with a smaller -j if memory is short."
+                f"{self.size} processes at work on: {'; '.join(was_running(work))}. "
+                "Finished tasks are kept: run the same command again, with a smaller -j if memory "
+                "is short."
             ) from err
 
     def _submit(
-        self, function: Callable[[Path, Item], None], work: Path, item: Item
+        self, function: Callable[[Path, Item], None], work: Path, item: Item, description: str
     ) -> Future[None]:
         """Hands one item to the pool, which is made for the first."""
         if self._pool is None:
@@ -155,7 +178,28 @@ class ProcessExecutor(SerialExecutor):
                 self.size, multiprocessing.get_context("spawn"), _start_worker
             )
         with _interrupts_held():
-            return self._pool.submit(function, work, item)
+            return self._pool.submit(_run_task, function, work, item, description)
+
+
+def _run_task(
+    function: Callable[[Path, Item], None], work: Path, item: Item, description: str
+) -> None:
+    """Does one item; a file says so for as long as it takes."""
+    path = work / RUNNING_NAME / f"{socket.gethostname()}-{os.getpid()}"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(description, encoding="utf-8")
+    except OSError as err:
+        raise output_error(path, err) from err
+    function(work, item)
+    path.unlink(missing_ok=True)
+
+
+def was_running(work: Path) -> list[str]:
+    """What tasks were being done when their workers ended, in words."""
+    paths = sorted((work / RUNNING_NAME).glob("*"))
+    found = [path.read_text(encoding="utf-8") for path in paths]
+    return [description for description in found if description]
 
 
 @contextmanager
@@ -195,7 +239,10 @@ def _end_with_parent() -> None:
 
 
 class MpiExecutor:
-    """Runs tasks on all ranks of an MPI job, rank r taking items r, r + size, ...
+    """Runs tasks on all ranks of an MPI job; a rank that is free takes the next item.
+
+    An item is taken by creating a file in the work folder, which only one rank can; so no rank
+    serves the others, and none waits while another is at work.
 
     Args:
         communicator: an `mpi4py` communicator.
@@ -242,19 +289,60 @@ class MpiExecutor:
         work: Path,
         items: Sequence[Item],
         done: Callable[[Item], None],
+        describe: Callable[[Item], str] = str,
     ) -> None:
-        """Does this rank's items; an error on any rank is raised on all, once all have ended."""
+        """Does items until none is left; an error on any rank ends the others after their item.
+
+        Raises:
+            DataPrepError: on all ranks, what one of them met.
+        """
+        claims = work / CLAIMS_NAME / self.on_root(lambda: uuid.uuid4().hex)
+        self.on_root(lambda: make_folder(claims))
+        told: set[int] = set()
         error: DataPrepError | None = None
-        rank = int(self._communicator.Get_rank())
         try:
-            for item in items[rank :: self.size]:
-                function(work, item)
-                done(item)
+            for number, item in enumerate(items):
+                if (claims / _FAILED).exists():
+                    break
+                if not _create(claims / str(number)):
+                    continue
+                _run_task(function, work, item, describe(item))
+                _create(claims / f"{number}{_DONE}")
+                if self.is_root:
+                    self._tell(claims, items, told, done)
         except DataPrepError as err:
+            _create(claims / _FAILED)
             error = err
         errors = [err for err in self._communicator.allgather(error) if err is not None]
         if errors:
             raise errors[0]
+        if self.is_root:
+            self._tell(claims, items, told, done)
+            shutil.rmtree(claims, ignore_errors=True)
+
+    def _tell(
+        self, claims: Path, items: Sequence[Item], told: set[int], done: Callable[[Item], None]
+    ) -> None:
+        """Tells `done` of the items that any rank has done since it was told last."""
+        finished = {int(path.stem) for path in claims.glob(f"*{_DONE}")}
+        for number in sorted(finished - told):
+            done(items[number])
+        told |= finished
+
+
+def _create(path: Path) -> bool:
+    """Makes an empty file; False where it is there already.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    except OSError as err:
+        raise output_error(path, err) from err
+    return True
 
 
 def mpi_size(environ: Mapping[str, str]) -> int:

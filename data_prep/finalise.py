@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +23,8 @@ from data_prep.manifest import (
     Totals,
     to_json,
 )
+from data_prep.map_stage import load_result as load_map_result
+from data_prep.map_stage import spill_path
 from data_prep.plan import Plan
 from data_prep.reduce_stage import (
     PAIR_LABELS,
@@ -28,10 +33,14 @@ from data_prep.reduce_stage import (
     load_prediction_counts,
     load_result,
 )
+from data_prep.spill import read_contents
 from data_prep.totals import make_totals
 from data_prep.version import tool_version
 
 logger = logging.getLogger(__name__)
+
+_KEPT_HASHES = 1 << 22
+_NAMED_CHARACTERS = 10
 
 
 def finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> list[Manifest]:
@@ -42,9 +51,10 @@ def finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> list[Manife
         OutputError: a file cannot be written.
     """
     manifests = []
+    found = _facts(work, plan)
     for index, length in enumerate(plan.options.sequence_length):
         of_length = [task for task in tasks if task.length_index == index]
-        manifest = _manifest(work, plan, index, of_length)
+        manifest = replace(_manifest(work, plan, index, of_length), **found).with_fingerprint()
         if not manifest.train_totals.rows:
             raise InputError(
                 "the inputs give no row: every document is a single piece, and there is no other "
@@ -86,7 +96,33 @@ def _manifest(work: Path, plan: Plan, index: int, tasks: Sequence[ReduceTask]) -
         valid_shards=shards["valid"],
         train_totals=totals["train"],
         valid_totals=totals["valid"],
-    ).with_fingerprint()
+    )
+
+
+def _facts(work: Path, plan: Plan) -> dict[str, Any]:
+    """What the map stage found out about the text, as fields of a manifest.
+
+    Repeated texts are counted among those whose hash ends in some zeros, which are all texts until
+    there are many.
+    """
+    unknown: Counter[str] = Counter()
+    documents, kept, ones = 0, np.zeros(0, np.uint64), 0
+    for task in range(len(plan.tasks)):
+        result = load_map_result(work, task)
+        unknown.update(result.unknown_characters)
+        contents = read_contents(spill_path(work, task), result.sections)
+        documents += len(contents)
+        kept = np.concatenate([kept, contents[contents & np.uint64(ones) == 0]])
+        while len(kept) > _KEPT_HASHES:
+            ones = 2 * ones + 1
+            kept = kept[kept & np.uint64(ones) == 0]
+    share = 1 - len(np.unique(kept)) / max(len(kept), 1)
+    commonest = sorted(unknown.items(), key=lambda entry: (-entry[1], entry[0]))
+    return {
+        "documents": documents,
+        "repeated_documents": round(share * documents),
+        "unknown_characters": tuple(commonest[:_NAMED_CHARACTERS]),
+    }
 
 
 def _warn_about_partners(plan: Plan, split: str) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from data_prep.errors import DataError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the data contract; a reader refuses every other."""
 
 PAIR_LABEL_NAMES = ("next_sentence_label", "sentence_order_label")
@@ -59,8 +59,9 @@ class Block:
         num_predictions: uint8 or uint16 [n], masked positions of the row.
         masked_lm_positions: uint8 (uint16 above 256 tokens a row) [P], positions in the row.
         masked_lm_ids: as `tokens` [P], the pieces that stood there.
-        pair_label: uint8 [n], 0 true next (or in order), 1 random (or swapped).
-        pair_label_name: the name of `pair_label` in the file, one of `PAIR_LABEL_NAMES`.
+        pair_label: uint8 [n], 0 true next (or in order), 1 random (or swapped); None for rows of
+            one segment.
+        pair_label_name: the name of `pair_label` in the file, one of `PAIR_LABEL_NAMES`, or None.
     """
 
     tokens: UnsignedArray
@@ -69,8 +70,8 @@ class Block:
     num_predictions: UnsignedArray
     masked_lm_positions: UnsignedArray
     masked_lm_ids: UnsignedArray
-    pair_label: UnsignedArray
-    pair_label_name: str
+    pair_label: UnsignedArray | None
+    pair_label_name: str | None
 
     def __len__(self) -> int:
         """Number of rows."""
@@ -82,11 +83,10 @@ def concatenate_blocks(blocks: Iterable[Block]) -> Block:
     parts = list(blocks)
     if len(parts) == 1:
         return parts[0]
-    fields = {
-        name: np.concatenate([getattr(part, name) for part in parts])
-        for name in (*_FIELDS, "pair_label")
-    }
-    return Block(**fields, pair_label_name=parts[0].pair_label_name)
+    fields = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _FIELDS}
+    labels = [part.pair_label for part in parts if part.pair_label is not None]
+    label = np.concatenate(labels) if labels else None
+    return Block(**fields, pair_label=label, pair_label_name=parts[0].pair_label_name)
 
 
 def select_rows(block: Block, rows: IntArray) -> Block:
@@ -107,7 +107,7 @@ def select_rows(block: Block, rows: IntArray) -> Block:
         num_predictions=block.num_predictions[rows],
         masked_lm_positions=block.masked_lm_positions[masked],
         masked_lm_ids=block.masked_lm_ids[masked],
-        pair_label=block.pair_label[rows],
+        pair_label=None if block.pair_label is None else block.pair_label[rows],
         pair_label_name=block.pair_label_name,
     )
 
@@ -151,7 +151,8 @@ def encode_block(block: Block) -> bytes:
         A stored `.npz` file.
     """
     fields = {name: getattr(block, name) for name in _FIELDS}
-    fields[block.pair_label_name] = block.pair_label
+    if block.pair_label is not None and block.pair_label_name is not None:
+        fields[block.pair_label_name] = block.pair_label
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, array in fields.items():
@@ -230,10 +231,10 @@ def _checked_block(fields: dict[str, UnsignedArray], where: str) -> Block:
     """The block of `fields`, once names and sizes agree."""
     labels = [name for name in PAIR_LABEL_NAMES if name in fields]
     expected = {*_FIELDS, *labels}
-    if len(labels) != 1 or set(fields) != expected:
+    if len(labels) > 1 or set(fields) != expected:
         raise DataError(
-            f"{where}: fields are {sorted(fields)}; a block holds {sorted(_FIELDS)} and one of "
-            f"{list(PAIR_LABEL_NAMES)}."
+            f"{where}: fields are {sorted(fields)}; a block holds {sorted(_FIELDS)} and at most "
+            f"one of {list(PAIR_LABEL_NAMES)}."
         )
     block = Block(
         tokens=fields["tokens"],
@@ -242,13 +243,13 @@ def _checked_block(fields: dict[str, UnsignedArray], where: str) -> Block:
         num_predictions=fields["num_predictions"],
         masked_lm_positions=fields["masked_lm_positions"],
         masked_lm_ids=fields["masked_lm_ids"],
-        pair_label=fields[labels[0]],
-        pair_label_name=labels[0],
+        pair_label=fields[labels[0]] if labels else None,
+        pair_label_name=labels[0] if labels else None,
     )
     sizes = {
         "segment_a_length": len(block),
         "num_predictions": len(block),
-        labels[0]: len(block),
+        **{label: len(block) for label in labels},
         "tokens": int(block.length.sum(dtype=np.int64)),
         "masked_lm_positions": int(block.num_predictions.sum(dtype=np.int64)),
         "masked_lm_ids": int(block.num_predictions.sum(dtype=np.int64)),

@@ -20,7 +20,8 @@ from data_prep.manifest import SPLITS
 from data_prep.map_stage import NAMED_HASHES, MapResult
 from data_prep.spill import Section
 
-_GROUP_TOKENS = 1 << 19
+_SMALLEST_GROUP_TOKENS = 1 << 19
+_WANTED_GROUPS = 256
 _GROUP_DOCUMENTS = 32
 
 
@@ -73,8 +74,24 @@ def choose_promotions(results: Iterable[MapResult], valid_fraction: float) -> Pr
     return Promotions(train[: max(0, needed - len(valid))], valid[: max(0, needed - len(train))])
 
 
-def make_groups(results: Sequence[MapResult], promotions: Promotions) -> list[Group]:
-    """The reduce tasks of all splits, train first."""
+def group_tokens(total_tokens: int, most_tokens: int) -> int:
+    """Tokens that a group gathers: enough to mix, few enough for memory and for many workers."""
+    wanted = max(total_tokens // _WANTED_GROUPS, _SMALLEST_GROUP_TOKENS)
+    return min(wanted, most_tokens // 2)  # a last group may take in nearly another one
+
+
+def make_groups(
+    results: Sequence[MapResult], promotions: Promotions, most_tokens: int
+) -> list[Group]:
+    """The reduce tasks of all splits, train first.
+
+    Args:
+        results: of all map tasks.
+        promotions: texts that change sides.
+        most_tokens: tokens of a group, as memory allows.
+    """
+    total = sum(section.tokens for result in results for section in result.sections)
+    wanted = group_tokens(total, most_tokens)
     groups = []
     for split in SPLITS:
         arriving = promotions.to_valid if split == "valid" else promotions.to_train
@@ -87,22 +104,23 @@ def make_groups(results: Sequence[MapResult], promotions: Promotions) -> list[Gr
                 elif arriving:
                     buckets[section.bucket].append(Source(task, section, arriving, []))
         ordered = [buckets[bucket] for bucket in sorted(buckets)]
-        gathered = [list(chain.from_iterable(ordered))] if arriving else _gather(ordered)
+        gathered = [list(chain.from_iterable(ordered))] if arriving else _gather(ordered, wanted)
         groups += [Group(split, number, sources) for number, sources in enumerate(gathered)]
     return groups
 
 
-def _gather(buckets: Iterable[list[Source]]) -> list[list[Source]]:
+def _gather(buckets: Iterable[list[Source]], wanted: int) -> list[list[Source]]:
     """Joins buckets until a group is large enough; a small rest goes to the last group."""
     groups: list[list[Source]] = []
     gathered: list[Source] = []
+    tokens = documents = 0
     for sources in buckets:
         gathered += sources
-        tokens = sum(source.section.tokens for source in gathered)
-        documents = sum(source.section.documents for source in gathered)
-        if tokens >= _GROUP_TOKENS and documents >= _GROUP_DOCUMENTS:
+        tokens += sum(source.section.tokens for source in sources)
+        documents += sum(source.section.documents for source in sources)
+        if tokens >= wanted and documents >= _GROUP_DOCUMENTS:
             groups.append(gathered)
-            gathered = []
+            gathered, tokens, documents = [], 0, 0
     if gathered and groups:
         groups[-1] = groups[-1] + gathered
         return groups
@@ -119,7 +137,14 @@ def write_group(work: Path, group: Group) -> None:
     sources = [
         [source.task, list(source.section), source.only, source.without] for source in group.sources
     ]
-    write_json(group_path(work, group.split, group.number), {"sources": sources})
+    size = 2 * sum(source.section.tokens for source in group.sources)
+    write_json(group_path(work, group.split, group.number), {"bytes": size, "sources": sources})
+
+
+def group_bytes(work: Path, split: str, number: int) -> int:
+    """About how many bytes of pieces a group holds."""
+    content = json.loads(group_path(work, split, number).read_text(encoding="utf-8"))
+    return int(content["bytes"])
 
 
 def load_group(work: Path, split: str, number: int) -> Group:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from data_prep.errors import InputError, UsageError
 from data_prep.files import sha256_file
@@ -26,15 +27,21 @@ class TextFormat:
     """The field of a `.jsonl` line that holds the document."""
 
 
-def find_inputs(given: Sequence[str], apart: Sequence[Path] = ()) -> list[str]:
+class FoundInputs(NamedTuple):
+    """The input files."""
+
+    paths: list[str]
+    """Paths that begin as they were given."""
+    given: list[int]
+    """For each, which of the files and folders given it is or lies in."""
+
+
+def find_inputs(given: Sequence[str], apart: Sequence[Path] = ()) -> FoundInputs:
     """The input files, in the order given; folders are recursed in sorted order.
 
     Args:
         given: files and folders.
         apart: files and folders of ours that must not lie among the inputs.
-
-    Returns:
-        Paths that begin as they were given.
 
     Raises:
         UsageError: a path does not exist, has an unknown suffix, a file comes twice, or a file of
@@ -45,7 +52,8 @@ def find_inputs(given: Sequence[str], apart: Sequence[Path] = ()) -> list[str]:
         raise UsageError("--input: an empty name; give files or folders.")
     _refuse_ours(given, apart)
     found: list[str] = []
-    for path in given:
+    origins: list[int] = []
+    for index, path in enumerate(given):
         if os.path.isdir(path):
             found.extend(_files_below(path))
         elif not os.path.exists(path):
@@ -57,8 +65,9 @@ def find_inputs(given: Sequence[str], apart: Sequence[Path] = ()) -> list[str]:
             )
         else:
             found.append(path)
+        origins += [index] * (len(found) - len(origins))
     _refuse_repeated(found)
-    return found
+    return FoundInputs(found, origins)
 
 
 def _files_below(folder: str) -> list[str]:

@@ -73,6 +73,12 @@ class InputEntry:
     """Size of the file."""
     sha256: str
     """Checksum of the file, hexadecimal."""
+    weight: float = 1.0
+    """How often its documents are used, as a multiple of the duplicate factor."""
+
+    def identity(self) -> list[Any]:
+        """What of it decides the bytes of a dataset, as plain JSON values."""
+        return [self.bytes, self.sha256, self.weight]
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,8 @@ class Manifest:
     """The most tokens a row may have."""
     max_predictions_per_seq: int
     """The most masked positions a row may have."""
-    pair_label_name: str
+    pair_label_name: str | None
+    """None where rows are single segments."""
     vocabulary: VocabularyEntry
     parameters: Mapping[str, Any]
     """Every parameter of the preparation, the seed included."""
@@ -110,6 +117,12 @@ class Manifest:
     valid_shards: tuple[ShardEntry, ...]
     train_totals: Totals
     valid_totals: Totals
+    documents: int = 0
+    """Documents that hold text, of both splits."""
+    repeated_documents: int = 0
+    """Documents whose text another one has as well; an estimate where there are many."""
+    unknown_characters: tuple[tuple[str, int], ...] = ()
+    """The commonest characters that no piece begins with, and how often the text has each."""
     format_version: int = FORMAT_VERSION
     fingerprint: str = ""
     """sha256 over all that determines the bytes of the shards, and their own checksums."""
@@ -132,7 +145,8 @@ def _fingerprint(manifest: Manifest) -> str:
     content = to_json(manifest)
     content.pop("fingerprint")
     content.pop("tool_version")
-    content["inputs"] = [[entry.bytes, entry.sha256] for entry in manifest.inputs]
+    content.pop("unknown_characters")
+    content["inputs"] = [entry.identity() for entry in manifest.inputs]
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -149,6 +163,9 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
         "vocabulary": vars(manifest.vocabulary).copy(),
         "parameters": dict(manifest.parameters),
         "inputs": [vars(entry).copy() for entry in manifest.inputs],
+        "documents": manifest.documents,
+        "repeated_documents": manifest.repeated_documents,
+        "unknown_characters": [list(entry) for entry in manifest.unknown_characters],
         "splits": {
             split: {
                 "totals": {
@@ -196,6 +213,9 @@ def from_json(content: Mapping[str, Any]) -> Manifest:
         valid_shards=shards["valid"],
         train_totals=totals["train"],
         valid_totals=totals["valid"],
+        documents=content["documents"],
+        repeated_documents=content["repeated_documents"],
+        unknown_characters=tuple((name, count) for name, count in content["unknown_characters"]),
         format_version=content["format_version"],
         fingerprint=content["fingerprint"],
     )

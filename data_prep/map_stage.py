@@ -7,24 +7,30 @@ A task is done when its result file exists. The result also names a few content 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.files import write_json
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.encode import Encoded, TextEncoder
+from data_prep.errors import InputError
+from data_prep.files import atomic_file, write_json
 from data_prep.format import token_dtype
 from data_prep.manifest import VOCABULARY_NAME
 from data_prep.plan import Plan, Segment, load_plan
-from data_prep.randomness import keyed_hash
-from data_prep.readers import read_documents
-from data_prep.sentences import split_sentences
-from data_prep.spill import Section, SpillWriter, TokenisedDocument
-from data_prep.wordpiece import WordPieceTokenizer, load_vocabulary
+from data_prep.randomness import keyed_hash, keyed_words
+from data_prep.readers import TextChunk, read_chunks
+from data_prep.spill import Section, SpillWriter
+from data_prep.wordpiece import load_vocabulary
 
 NAMED_HASHES = 4
 """How many content hashes at the border of the splits a result names."""
-_BATCH_CHARACTERS = 1 << 20
+_BUCKET = 1  # purpose of the random numbers
+_NAMED_CHARACTERS = 1_000
 
 
 class MapResult(NamedTuple):
@@ -37,12 +43,16 @@ class MapResult(NamedTuple):
     """The smallest content hashes of the train split, different ones."""
     highest_valid: list[int]
     """The largest content hashes of the valid split, different ones."""
+    unknown_characters: dict[str, int]
+    """How often characters were met that no piece begins with; the commonest."""
 
 
-class _Text(NamedTuple):
+class _Batch(NamedTuple):
+    """Documents of one input."""
+
     input: int
-    offset: int
-    sentences: list[str]
+    offsets: npt.NDArray[np.uint64]
+    encoded: Encoded
 
 
 def spill_path(work: Path, task: int) -> Path:
@@ -68,11 +78,13 @@ def is_done(work: Path, task: int) -> bool:
 
 
 @lru_cache(maxsize=1)
-def tokenizer_of(work: Path) -> WordPieceTokenizer:
-    """The tokeniser of this process."""
-    entry = load_plan(work).vocabulary
+def encoder_of(work: Path) -> TextEncoder:
+    """The encoder of this process."""
+    plan = load_plan(work)
+    entry = plan.vocabulary
     vocabulary = load_vocabulary(work / VOCABULARY_NAME, entry.lowercase, entry.strip_accents)
-    return WordPieceTokenizer(vocabulary)
+    key = keyed_hash(plan.options.seed, "content")
+    return TextEncoder(vocabulary, plan.options.sentences, key)
 
 
 def run_map_task(work: Path, task: int) -> None:
@@ -82,23 +94,29 @@ def run_map_task(work: Path, task: int) -> None:
         InputError: text that cannot be used.
         OutputError: the spill cannot be written.
     """
-    plan = load_plan(work)
-    writer = SpillWriter(token_dtype(plan.vocabulary.size))
+    plan, encoder = load_plan(work), encoder_of(work)
+    encoder.take_unknown()
+    key = np.uint64(keyed_hash(plan.options.seed, "documents"))
     train: set[int] = set()
     valid: set[int] = set()
     skipped = 0
-    texts = (text for segment in plan.tasks[task] for text in _read_segment(plan, segment))
-    for document in _tokenised(tokenizer_of(work), texts, plan.options.seed):
-        if not document.ids:
-            skipped += 1
-            continue
-        split = split_of(document.content, plan.options.valid_fraction)
-        (train if split == "train" else valid).add(document.content)
-        bucket = keyed_hash(plan.options.seed, "bucket", document.input, document.offset)
-        writer.add(document, split, bucket % plan.num_buckets)
-    sections = writer.write(spill_path(work, task))
+    with atomic_file(spill_path(work, task)) as file:
+        writer = SpillWriter(file, token_dtype(plan.vocabulary.size))
+        for batch in _batches(plan, task, encoder):
+            is_text = batch.encoded.num_sentences > 0
+            skipped += int(np.count_nonzero(~is_text))
+            encoded = _without_empty(batch.encoded, is_text)
+            offsets = batch.offsets[is_text]
+            inputs = np.full(len(offsets), batch.input, np.uint32)
+            is_valid = is_held_out(encoded.content, plan.options.valid_fraction)
+            _keep_named(train, encoded.content[~is_valid], is_lowest=True)
+            _keep_named(valid, encoded.content[is_valid], is_lowest=False)
+            bucket = keyed_words(key, _BUCKET, inputs, offsets) % np.uint64(plan.num_buckets)
+            writer.add(encoded, (batch.input, offsets), is_valid, bucket.astype(np.int64))
+        writer.flush()
+    unknown = Counter(encoder.take_unknown()).most_common(_NAMED_CHARACTERS)
     result = MapResult(
-        sections, skipped, sorted(train)[:NAMED_HASHES], sorted(valid)[::-1][:NAMED_HASHES]
+        writer.sections, skipped, sorted(train), sorted(valid, reverse=True), dict(unknown)
     )
     write_json(result_path(work, task), _result_to_json(result))
 
@@ -108,43 +126,46 @@ def _result_to_json(result: MapResult) -> dict[str, Any]:
     return {**result._asdict(), "sections": [list(section) for section in result.sections]}
 
 
-def split_of(content: int, valid_fraction: float) -> str:
-    """The split of a text by its 64-bit hash."""
-    return "valid" if content < valid_fraction * 2.0**64 else "train"
+def is_held_out(content: npt.NDArray[np.uint64], valid_fraction: float) -> npt.NDArray[np.bool_]:
+    """Which texts are in the valid split, by their 64-bit hashes; bool [n]."""
+    return np.asarray(content < np.uint64(valid_fraction * 2.0**64))
 
 
-def _read_segment(plan: Plan, segment: Segment) -> Iterator[_Text]:
-    """The documents of a segment, cut into sentences."""
-    options = plan.options
+def _keep_named(named: set[int], content: npt.NDArray[np.uint64], is_lowest: bool) -> None:
+    """Adds to `named` what belongs to the few lowest (or highest) hashes."""
+    distinct = np.unique(content)
+    named.update(
+        distinct[:NAMED_HASHES].tolist() if is_lowest else distinct[-NAMED_HASHES:].tolist()
+    )
+    ordered = sorted(named, reverse=not is_lowest)
+    named.intersection_update(ordered[:NAMED_HASHES])
+
+
+def _without_empty(encoded: Encoded, is_text: npt.NDArray[np.bool_]) -> Encoded:
+    """The documents that hold a piece; the others have neither sentences nor ids."""
+    return encoded._replace(
+        num_sentences=encoded.num_sentences[is_text], content=encoded.content[is_text]
+    )
+
+
+def _batches(plan: Plan, task: int, encoder: TextEncoder) -> Iterator[_Batch]:
+    """The documents of a task; all pieces of a document that was cut have its first one's hash."""
+    last_content = None
+    for number, segment in enumerate(plan.tasks[task]):
+        for chunk in _read(plan, segment):
+            if number == 0 and last_content is None:
+                encoder.check(chunk)
+            encoded = encoder.encode(chunk)
+            if chunk.is_continued and last_content is not None:
+                encoded.content[0] = last_content
+            last_content = encoded.content[-1]
+            yield _Batch(segment.input, chunk.offsets, encoded)
+
+
+def _read(plan: Plan, segment: Segment) -> Iterator[TextChunk]:
+    """The chunks of a segment; an unreadable place is reported with the input."""
     path = plan.inputs[segment.input].path
-    for document in read_documents(path, options.text_format, segment.start, segment.end):
-        sentences = split_sentences(document.text, options.sentences)
-        yield _Text(segment.input, document.offset, sentences)
-
-
-def _tokenised(
-    tokenizer: WordPieceTokenizer, texts: Iterable[_Text], seed: int
-) -> Iterator[TokenisedDocument]:
-    """The documents as piece ids; many are given to the tokeniser at once."""
-    for batch in _batches(texts):
-        encoded = iter(tokenizer.encode([line for text in batch for line in text.sentences]))
-        for text in batch:
-            sentences = [ids for _ in text.sentences if (ids := next(encoded))]
-            content = keyed_hash(seed, "content", "\n".join(text.sentences))
-            lengths = [len(sentence) for sentence in sentences]
-            ids = [piece for sentence in sentences for piece in sentence]
-            yield TokenisedDocument(text.input, text.offset, content, lengths, ids)
-
-
-def _batches(texts: Iterable[_Text]) -> Iterator[list[_Text]]:
-    """Documents in batches of about `_BATCH_CHARACTERS`."""
-    batch: list[_Text] = []
-    size = 0
-    for text in texts:
-        batch.append(text)
-        size += sum(map(len, text.sentences))
-        if size >= _BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    try:
+        yield from read_chunks(path, plan.options.text_format, segment.start, segment.end)
+    except OSError as err:
+        raise InputError(f"{path}: cannot be read ({err.strerror or err}).") from err

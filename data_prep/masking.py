@@ -1,30 +1,33 @@
-"""Masking of many rows at once: which positions, and what stands there afterwards.
+"""Masking of many rows: which positions, and what stands there afterwards.
 
 Of a row of `len` tokens `min(max_predictions_per_seq, max(1, round(0.15 len)))` positions are
 chosen without replacement among all but [CLS] and [SEP]; of these 80% become [MASK], 10% a random
 piece, 10% stay. In whole-word mode words (a piece and the `##` pieces after it, never across
 segments) are taken in random order and one that would overshoot is skipped; the 80/10/10 draw is
-per piece. All random numbers come in as an array, so a row's masks depend on its own numbers alone.
+per piece. A row's masks depend on its key alone, so rows may be masked in any order and by anyone,
+before training or during it.
 
 Source: Devlin et al. 2018, section 3.1; google-research/bert, create_pretraining_data.py.
 Differs from Google: a whole-word row in which no word fits gets the first pieces of one word rather
 than no prediction; special pieces are never drawn as random pieces.
 
-Legend: n rows, T tokens of all rows, G groups (words or tokens) of the fullest row, P masked
-positions of all rows.
+Legend: n rows, T tokens of all rows, P masked positions of all rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.format import IntArray
+from data_prep.compiled import compiled, integer
+from data_prep.format import IntArray, UnsignedArray
+from data_prep.randomness import STREAM_WORDS, WordArray, fill_words
 
 MaskingKind = Literal["token", "whole_word"]
+"""What is masked; a preparation may also leave it ("none") to the reader."""
 
 MASKED_SHARE = 0.15
 MASK_SHARE = 0.8
@@ -32,16 +35,16 @@ MASK_SHARE = 0.8
 RANDOM_SHARE = 0.1
 """Share of the chosen positions that become a random piece."""
 
-FloatArray = npt.NDArray[np.float32]
+_WORD_VALUES = 2.0**32  # what a random word is below
+_SHIFT = np.uint64(32)
 
 
 class MaskingRules:
-    """What decides the masks besides the random numbers.
+    """What decides the masks besides the keys of the rows.
 
     Args:
         pieces: the vocabulary.
         special_ids: ids of the special pieces, by piece; "[MASK]" is one.
-        sequence_length: the most tokens a row may have.
         max_predictions_per_seq: the most masked positions a row may have.
         masking: "token" or "whole_word".
     """
@@ -50,7 +53,6 @@ class MaskingRules:
         self,
         pieces: Sequence[str],
         special_ids: dict[str, int],
-        sequence_length: int,
         max_predictions_per_seq: int,
         masking: MaskingKind,
     ) -> None:
@@ -59,14 +61,6 @@ class MaskingRules:
         self.is_continuation = np.array([piece.startswith("##") for piece in pieces])
         self.max_predictions_per_seq = max_predictions_per_seq
         self.masking: MaskingKind = masking
-        self.group_draws = (
-            sequence_length - 3 if masking == "whole_word" else max_predictions_per_seq
-        )
-
-    @property
-    def draws_per_row(self) -> int:
-        """Random numbers a row needs: for the order of its groups, outcomes, random pieces."""
-        return self.group_draws + 2 * self.max_predictions_per_seq
 
 
 class MaskedRows(NamedTuple):
@@ -79,18 +73,10 @@ class MaskedRows(NamedTuple):
         masked_lm_ids: as `tokens` [P], the pieces that stood there.
     """
 
-    tokens: IntArray
+    tokens: UnsignedArray
     num_predictions: IntArray
     masked_lm_positions: IntArray
-    masked_lm_ids: IntArray
-
-
-class _Groups(NamedTuple):
-    """Groups of each row: [n, G] first candidate and number of candidates; [n] number of groups."""
-
-    first: IntArray
-    size: IntArray
-    num_groups: IntArray
+    masked_lm_ids: UnsignedArray
 
 
 def num_predictions(length: IntArray, max_predictions_per_seq: int) -> IntArray:
@@ -106,116 +92,168 @@ def default_max_predictions(sequence_length: int) -> int:
 
 
 def mask_rows(
-    tokens: IntArray,
-    length: IntArray,
-    segment_a_length: IntArray,
-    draws: FloatArray,
+    tokens: UnsignedArray,
+    length: npt.NDArray[Any],
+    segment_a_length: npt.NDArray[Any],
+    row_keys: WordArray,
     rules: MaskingRules,
 ) -> MaskedRows:
     """Chooses positions in each row and masks them.
 
     Args:
-        tokens: unsigned [T], rows end to end: [CLS] A [SEP] B [SEP].
+        tokens: unsigned [T], rows end to end: [CLS] A [SEP] B [SEP], or [CLS] A [SEP].
         length: [n], tokens of each row.
-        segment_a_length: [n], tokens of A with its [CLS] and [SEP].
-        draws: float32 [n, rules.draws_per_row], uniform in [0, 1).
+        segment_a_length: [n], tokens of A with its [CLS] and [SEP]; `length` where there is no B.
+        row_keys: uint64 [n], whose random numbers a row gets.
         rules: vocabulary and numbers.
 
     Returns:
         The masked rows; `tokens` itself is not changed.
     """
     length, segment_a_length = length.astype(np.int64), segment_a_length.astype(np.int64)
-    row_start = np.cumsum(length) - length
-    if rules.masking == "whole_word":
-        groups = _word_groups(tokens, length, segment_a_length, rules)
-    else:
-        groups = _token_groups(length)
-    wanted = num_predictions(length, rules.max_predictions_per_seq)
-    row, candidate = _choose(groups, wanted, draws[:, : rules.group_draws])
-    position = np.where(candidate < segment_a_length[row] - 2, candidate + 1, candidate + 2)
-    flat = np.sort(row_start[row] + position)
-    row = np.repeat(np.arange(len(length)), np.bincount(row, minlength=len(length)))
-    counts = np.bincount(row, minlength=len(length))
-    rank = np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
+    most = num_predictions(length, rules.max_predictions_per_seq)
     masked = tokens.copy()
-    masked[flat] = _outcomes(tokens[flat], draws[:, rules.group_draws :], row, rank, rules)
-    return MaskedRows(masked, counts, flat - row_start[row], tokens[flat])
+    counts = np.zeros(len(length), np.int64)
+    positions = np.empty(int(most.sum()), np.int64)
+    originals = np.empty(len(positions), tokens.dtype)
+    total = _mask_all(
+        masked,
+        length,
+        segment_a_length,
+        row_keys,
+        most,
+        rules.mask_id,
+        rules.random_ids,
+        rules.is_continuation,
+        rules.masking == "whole_word",
+        counts,
+        positions,
+        originals,
+    )
+    return MaskedRows(masked, counts, positions[:total], originals[:total])
 
 
-def _token_groups(length: IntArray) -> _Groups:
-    """Every token but [CLS] and [SEP] is a group of its own."""
-    shape = (len(length), int(length.max()) - 3)
-    first = np.broadcast_to(np.arange(shape[1]), shape)
-    return _Groups(first, np.broadcast_to(np.int64(1), shape), length - 3)
+@compiled
+def _mask_all(
+    tokens: UnsignedArray,
+    length: IntArray,
+    segment_a_length: IntArray,
+    row_keys: WordArray,
+    wanted: IntArray,
+    mask_id: int,
+    random_ids: IntArray,
+    is_continuation: npt.NDArray[np.bool_],
+    is_whole_word: bool,
+    counts: IntArray,
+    positions: IntArray,
+    originals: UnsignedArray,
+) -> int:
+    """Masks `tokens` in place and fills the last three arrays; returns how many positions."""
+    longest = int(length.max()) if len(length) else 0
+    words = np.empty(3 * longest + 8, np.uint64)
+    stream = np.empty(STREAM_WORDS, np.uint64)
+    is_chosen = np.empty(longest, np.bool_)
+    order, first = np.empty(longest, np.int64), np.empty(longest + 1, np.int64)
+    start = total = 0
+    for row in range(len(length)):
+        of_a = segment_a_length[row] - 2
+        candidates = length[row] - (2 if of_a == length[row] - 2 else 3)
+        want = min(wanted[row], candidates)
+        is_chosen[:candidates] = False
+        if is_whole_word:
+            groups = _find_words(tokens, start, of_a, candidates, is_continuation, first)
+            used = candidates
+            fill_words(stream, row_keys[row], words, used + 2 * want)
+            _choose_words(first, groups, want, words, order, is_chosen)
+        else:
+            used = want
+            fill_words(stream, row_keys[row], words, used + 2 * want)
+            _choose_tokens(candidates, want, words, order, is_chosen)
+        before = total
+        for candidate in range(candidates):
+            if not is_chosen[candidate]:
+                continue
+            position = candidate + 1 if candidate < of_a else candidate + 2
+            positions[total] = position
+            originals[total] = tokens[start + position]
+            outcome, piece = words[used], words[used + want]
+            if outcome < MASK_SHARE * _WORD_VALUES:
+                tokens[start + position] = mask_id
+            elif outcome < (MASK_SHARE + RANDOM_SHARE) * _WORD_VALUES:
+                drawn = integer((piece * np.uint64(len(random_ids))) >> _SHIFT)
+                tokens[start + position] = random_ids[drawn]
+            used += 1
+            total += 1
+        counts[row] = total - before
+        start += length[row]
+    return total
 
 
-def _word_groups(
-    tokens: IntArray, length: IntArray, segment_a_length: IntArray, rules: MaskingRules
-) -> _Groups:
-    """Words as groups: a group begins where a segment does, or at a piece without `##`."""
-    row_start = np.cumsum(length) - length
-    is_candidate = np.ones(len(tokens), bool)
-    for special in (row_start, row_start + segment_a_length - 1, row_start + length - 1):
-        is_candidate[special] = False
-    begins = ~rules.is_continuation[tokens]
-    begins[row_start + 1] = True
-    begins[row_start + segment_a_length] = True
-    begins = begins[is_candidate]
-    row = np.repeat(np.arange(len(length)), length - 3)
-    candidate = np.arange(len(row)) - (np.cumsum(length - 3) - (length - 3))[row]
-    starts = np.flatnonzero(begins)
-    sizes = np.diff(starts, append=len(begins))
-    count = np.bincount(row[starts], minlength=len(length))
-    column = np.arange(len(starts)) - (np.cumsum(count) - count)[row[starts]]
-    first = np.zeros((len(length), int(count.max())), np.int64)
-    size = np.zeros_like(first)
-    first[row[starts], column] = candidate[starts]
-    size[row[starts], column] = sizes
-    return _Groups(first, size, count)
+@compiled
+def _choose_tokens(
+    candidates: int,
+    want: int,
+    words: WordArray,
+    order: IntArray,
+    is_chosen: npt.NDArray[np.bool_],
+) -> None:
+    """Marks `want` of the candidates by a Fisher-Yates shuffle that stops early."""
+    for index in range(candidates):
+        order[index] = index
+    for step in range(want):
+        pick = step + integer((words[step] * np.uint64(candidates - step)) >> _SHIFT)
+        is_chosen[order[pick]] = True
+        order[pick] = order[step]
 
 
-def _choose(groups: _Groups, wanted: IntArray, draws: FloatArray) -> tuple[IntArray, IntArray]:
-    """Takes groups in random order (a partial Fisher-Yates shuffle) until `wanted` is full.
+@compiled
+def _find_words(
+    tokens: UnsignedArray,
+    start: int,
+    of_a: int,
+    candidates: int,
+    is_continuation: npt.NDArray[np.bool_],
+    first: IntArray,
+) -> int:
+    """Words of a row: one begins where a segment does, or at a piece without `##`.
 
     Returns:
-        Row and candidate of every chosen token, in no order.
+        How many; `first` gets the first candidate of each, and the number of candidates.
     """
-    rows = np.arange(len(wanted))
-    order = np.tile(np.arange(groups.first.shape[1]), (len(wanted), 1))
-    total = np.zeros_like(wanted)
-    chosen: list[tuple[IntArray, IntArray, IntArray]] = []
-    for step in range(min(order.shape[1], draws.shape[1])):
-        left = np.maximum(groups.num_groups - step, 0)
-        # float64: in float32 a number just below 1 times `left` could round up to `left`.
-        pick = step + (draws[:, step].astype(np.float64) * left).astype(np.int64)
-        group = order[rows, pick]
-        order[rows, pick] = order[:, step]
-        size = groups.size[rows, group]
-        if step == 0:
-            size = np.minimum(size, np.where(_fits_none(groups, wanted), wanted, size))
-        taken = np.flatnonzero((left > 0) & (total + size <= wanted))
-        total[taken] += size[taken]
-        chosen.append((taken, groups.first[taken, group[taken]], size[taken]))
-        if np.all((total == wanted) | (left <= 1)):
-            break
-    row, first, size = (np.concatenate(parts) for parts in zip(*chosen, strict=True))
-    within = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
-    return np.repeat(row, size), np.repeat(first, size) + within
+    groups = 0
+    for candidate in range(candidates):
+        position = start + (candidate + 1 if candidate < of_a else candidate + 2)
+        if candidate == 0 or candidate == of_a or not is_continuation[tokens[position]]:
+            first[groups] = candidate
+            groups += 1
+    first[groups] = candidates
+    return groups
 
 
-def _fits_none(groups: _Groups, wanted: IntArray) -> npt.NDArray[np.bool_]:
-    """Rows whose every group is larger than `wanted`; [n]."""
-    is_group = np.arange(groups.size.shape[1]) < groups.num_groups[:, None]
-    smallest = np.where(is_group, groups.size, np.iinfo(np.int64).max).min(axis=1)
-    return np.asarray(smallest > wanted)
-
-
-def _outcomes(
-    original: IntArray, draws: FloatArray, row: IntArray, rank: IntArray, rules: MaskingRules
-) -> IntArray:
-    """What stands at each chosen position afterwards; `rank` counts positions in their row."""
-    outcome = draws[row, rank]
-    piece = draws[row, rules.max_predictions_per_seq + rank].astype(np.float64)
-    random_ids = rules.random_ids[(piece * len(rules.random_ids)).astype(np.int64)]
-    kept_or_random = np.where(outcome < MASK_SHARE + RANDOM_SHARE, random_ids, original)
-    return np.where(outcome < MASK_SHARE, rules.mask_id, kept_or_random).astype(original.dtype)
+@compiled
+def _choose_words(
+    first: IntArray,
+    groups: int,
+    want: int,
+    words: WordArray,
+    order: IntArray,
+    is_chosen: npt.NDArray[np.bool_],
+) -> None:
+    """Marks words in random order while they fit into `want`; where none does, part of one."""
+    smallest = first[groups]
+    for index in range(groups):
+        order[index] = index
+        smallest = min(smallest, first[index + 1] - first[index])
+    taken = 0
+    for step in range(groups):
+        pick = step + integer((words[step] * np.uint64(groups - step)) >> _SHIFT)
+        group = order[pick]
+        order[pick] = order[step]
+        size = first[group + 1] - first[group]
+        if smallest > want:
+            size = want
+        if taken + size <= want:
+            is_chosen[first[group] : first[group] + size] = True
+            taken += size
+        if taken == want:
+            return

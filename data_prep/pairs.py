@@ -1,178 +1,318 @@
-"""Pairs of segments out of documents: next sentence, or sentence order.
+"""Rows out of documents: pairs for next sentence or sentence order, or single segments.
 
-A document is a run of sentences in one flat array of piece ids, so a segment is a span and a pair
-is five integers. Sentences are gathered up to a target length and cut in two at random; for next
+A document is a run of sentences in one flat array of piece ids, so a segment is a span and a row is
+some integers. Sentences are gathered up to a target length and cut in two at random; for next
 sentence prediction half of the second segments come from another document, and the sentences they
-displace are used again.
+displace are used again. Without pairs (RoBERTa's DOC-SENTENCES) a row is as many whole sentences of
+one document as fit.
 
-Source: Devlin et al. 2018, appendix A.2; Lan et al. 2020 (sentence order); the behaviour of
-google-research/bert, create_pretraining_data.py. Differs from Google: the short target is drawn for
-each chunk, not once a document, which keeps its share of the rows at its probability; a sentence
-longer than a row is cut into rows, not thrown away; a random partner is never the same document nor
-one with the same text.
+Source: Devlin et al. 2018, appendix A.2; Lan et al. 2020 (sentence order); Liu et al. 2019 (none);
+the behaviour of google-research/bert, create_pretraining_data.py. Differs from Google: the short
+target is drawn for each chunk, not once a document, which keeps its share of the rows at its
+probability; a sentence longer than a row is cut into rows, not thrown away; a random partner is
+never the same document nor one with the same text.
+
+Legend: D documents, S sentences, n rows.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate
-from math import comb
 from typing import Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-PairKind = Literal["next_sentence", "sentence_order"]
+from data_prep.compiled import compiled
+from data_prep.format import IntArray
+from data_prep.randomness import (
+    STREAM_WORDS,
+    WordArray,
+    next_below,
+    next_heads,
+    next_is_below,
+    philox,
+    start_stream,
+)
 
+PairKind = Literal["next_sentence", "sentence_order", "none"]
+RandomNext = Literal["google", "balanced"]
+
+_KINDS = ("next_sentence", "sentence_order", "none")
+_NEXT_SENTENCE, _SENTENCE_ORDER, _NONE = range(3)
 _SHORTEST_TARGET = 2  # one token for each segment
-
-
-class Pair(NamedTuple):
-    """Two spans [start, end) of the flat ids, and 0 for next (in order), 1 for random (swapped)."""
-
-    a_start: int
-    a_end: int
-    b_start: int
-    b_end: int
-    label: int
-
-
-class PairDocument(NamedTuple):
-    """One document among those that pairs are made of."""
-
-    bounds: list[int]
-    """Offsets in the flat ids: sentence i is [bounds[i], bounds[i + 1])."""
-    content: int
-    """Hash of the text; equal texts have equal hashes."""
+_SHIFT = np.uint64(32)
 
 
 @dataclass(frozen=True)
 class PairRules:
-    """What decides the pairs besides the random numbers."""
+    """What decides the rows besides the random numbers."""
 
     kind: PairKind
-    max_tokens: int
-    """Most tokens of both segments: the row without [CLS] and two [SEP]."""
+    sequence_length: int
     short_sequence_probability: float
+    random_next: RandomNext = "google"
+    """Whose second segments are random: "google" half of the chunks and every chunk of one
+    sentence; "balanced" half of all: a chunk of one sentence takes the next one as well, or is cut
+    in two."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of the segments: the row without [CLS] and its one or two [SEP]."""
+        return self.sequence_length - (2 if self.kind == "none" else 3)
 
 
-def cut_long_sentences(bounds: Sequence[int], longest: int) -> list[int]:
-    """`bounds` with more cuts, so that no sentence has over `longest` tokens."""
-    cut = [bounds[0]]
-    for end in bounds[1:]:
-        cut.extend(range(cut[-1] + longest, end, longest))
-        cut.append(end)
-    return cut
+class Documents(NamedTuple):
+    """Documents that rows are made of, one being the partner of another.
 
-
-class PairMaker:
-    """Makes the pairs of each of some documents, the others being partners.
-
-    Args:
-        documents: each with at least one token.
-        rules: kind and lengths.
+    Attributes:
+        num_sentences: int64 [D], sentences of each document.
+        sentence_lengths: int64 [S], tokens of each sentence, none of them 0.
+        content: uint64 [D], hash of the text; equal texts have equal hashes.
+        keys: uint64 [D], whose random numbers a document gets.
+        copies: int64 [D], how often each is used.
     """
 
-    def __init__(self, documents: Sequence[PairDocument], rules: PairRules) -> None:
-        self._rules = rules
-        self._documents = [
-            document._replace(bounds=cut_long_sentences(document.bounds, rules.max_tokens))
-            for document in documents
-        ]
-        contents = {document.content for document in documents}
-        self._has_partners = rules.kind == "next_sentence" and len(contents) > 1
+    num_sentences: IntArray
+    sentence_lengths: IntArray
+    content: WordArray
+    keys: WordArray
+    copies: IntArray
 
-    def pairs(self, index: int, generator: np.random.Generator) -> list[Pair]:
-        """The pairs of document `index`, in the order of its text.
 
-        A chunk of one sentence gets a random partner; where there is none to have (sentence order,
-        or no other document) it is cut in two between tokens, and one of a single token gives none.
-        """
-        draw = _uniforms(generator).__next__
-        bounds = self._documents[index].bounds
-        made, start, last = [], 0, len(bounds) - 1
-        while start < last:
-            target = self._target(draw)
-            end = min(bisect_left(bounds, bounds[start] + target, start + 1), last)
-            middle = start + 1 + int(draw() * (end - start - 1))
-            if self._has_partners and (end - start == 1 or draw() < 0.5):
-                b_start, b_end = self._partner(index, target, bounds[middle] - bounds[start], draw)
-                pair = Pair(bounds[start], bounds[middle], b_start, b_end, 1)
-                end = middle  # the displaced sentences are used again
-            elif end - start > 1:
-                pair = self._adjacent(bounds[start], bounds[middle], bounds[end], draw)
-            elif bounds[end] - bounds[start] > 1:
-                cut = bounds[start] + 1 + int(draw() * (bounds[end] - bounds[start] - 1))
-                pair = self._adjacent(bounds[start], cut, bounds[end], draw)
-            else:
+class Pairs(NamedTuple):
+    """Two spans of the flat ids for each row, the second empty where there are no pairs.
+
+    Attributes:
+        a_start: int64 [n], as are a_length, b_start and b_length.
+        a_length: see a_start.
+        b_start: see a_start.
+        b_length: see a_start.
+        label: uint8 [n], 0 for next (in order), 1 for random (swapped).
+        row_keys: uint64 [n], whose random numbers the masks of the row get.
+    """
+
+    a_start: IntArray
+    a_length: IntArray
+    b_start: IntArray
+    b_length: IntArray
+    label: npt.NDArray[np.uint8]
+    row_keys: WordArray
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.label)
+
+    def taken(self, rows: IntArray) -> Pairs:
+        """The given rows in the given order."""
+        return Pairs(
+            self.a_start[rows],
+            self.a_length[rows],
+            self.b_start[rows],
+            self.b_length[rows],
+            self.label[rows],
+            self.row_keys[rows],
+        )
+
+
+def cut_long_sentences(documents: Documents, longest: int) -> Documents:
+    """The documents with more cuts, so that no sentence has over `longest` tokens."""
+    lengths = documents.sentence_lengths
+    parts = -(-lengths // longest)
+    if not np.any(parts > 1):
+        return documents
+    cut = np.full(int(parts.sum()), longest, np.int64)
+    cut[np.cumsum(parts) - 1] = lengths - (parts - 1) * longest
+    first = np.cumsum(documents.num_sentences) - documents.num_sentences
+    return documents._replace(num_sentences=np.add.reduceat(parts, first), sentence_lengths=cut)
+
+
+def make_pairs(documents: Documents, rules: PairRules) -> Pairs:
+    """The rows of all documents and their copies, in the order of the documents.
+
+    A chunk of one sentence without a partner to have (sentence order, or no other document) is cut
+    in two between tokens; one of a single token gives no row.
+
+    Args:
+        documents: at least one, each with at least one sentence.
+        rules: kind and lengths.
+    """
+    cut = cut_long_sentences(documents, rules.max_tokens)
+    bounds = np.concatenate([[0], np.cumsum(cut.sentence_lengths)])
+    first = np.concatenate([[0], np.cumsum(cut.num_sentences)])
+    has_partners = rules.kind == "next_sentence" and bool(np.any(cut.content != cut.content[0]))
+    arguments = (
+        bounds,
+        first,
+        cut.content,
+        cut.keys,
+        cut.copies,
+        _KINDS.index(rules.kind),
+        has_partners,
+        rules.random_next == "balanced",
+        rules.sequence_length,
+        rules.max_tokens,
+        rules.short_sequence_probability,
+    )
+    count = _make_all(*arguments, *_columns(0))
+    pairs = _columns(count)
+    _make_all(*arguments, *pairs)
+    return pairs
+
+
+def _columns(count: int) -> Pairs:
+    """Room for `count` rows."""
+    spans = np.empty((4, count), np.int64)
+    label, row_keys = np.empty(count, np.uint8), np.empty(count, np.uint64)
+    return Pairs(spans[0], spans[1], spans[2], spans[3], label, row_keys)
+
+
+@compiled
+def _make_all(
+    bounds: IntArray,
+    first: IntArray,
+    content: WordArray,
+    keys: WordArray,
+    copies: IntArray,
+    kind: int,
+    has_partners: bool,
+    is_balanced: bool,
+    sequence_length: int,
+    longest: int,
+    short_probability: float,
+    a_start: IntArray,
+    a_length: IntArray,
+    b_start: IntArray,
+    b_length: IntArray,
+    label: npt.NDArray[np.uint8],
+    row_keys: WordArray,
+) -> int:
+    """Counts the rows, and writes them where the last arrays have room; returns how many."""
+    stream, of_row = np.empty(STREAM_WORDS, np.uint64), np.empty(STREAM_WORDS, np.uint64)
+    pair = np.empty(4, np.int64)  # a_start, a_end, b_start, b_end
+    made = 0
+    for document in range(len(content)):
+        last = first[document + 1]
+        for copy in range(copies[document]):
+            start_stream(stream, keys[document], 0, copy, sequence_length)
+            start, row = first[document], 0
+            while start < last:
+                target = longest
+                if next_is_below(stream, short_probability):
+                    target = _SHORTEST_TARGET + next_below(stream, longest - _SHORTEST_TARGET + 1)
+                if kind == _NONE:
+                    end, of_pair = _whole_sentences(bounds, start, last, target, pair), 0
+                else:
+                    end, of_pair = _pair(
+                        bounds, first, content, document, start, last, target,
+                        kind, has_partners, is_balanced, stream, pair,
+                    )  # fmt: skip
                 start = end
-                continue
-            made.append(_truncated(pair, self._rules.max_tokens, draw))
-            start = end
-        return made
-
-    def _target(self, draw: Callable[[], float]) -> int:
-        """Tokens to gather for the next chunk."""
-        longest = self._rules.max_tokens
-        if draw() < self._rules.short_sequence_probability:
-            return _SHORTEST_TARGET + int(draw() * (longest - _SHORTEST_TARGET + 1))
-        return longest
-
-    def _adjacent(self, start: int, middle: int, end: int, draw: Callable[[], float]) -> Pair:
-        """Two spans that follow each other; half of them swapped for sentence order."""
-        if self._rules.kind == "sentence_order" and draw() < 0.5:
-            return Pair(middle, end, start, middle, 1)
-        return Pair(start, middle, middle, end, 0)
-
-    def _partner(
-        self, index: int, target: int, taken: int, draw: Callable[[], float]
-    ) -> tuple[int, int]:
-        """A span of another document that fills what `taken` leaves of `target`."""
-        documents = self._documents
-        other = int(draw() * len(documents))
-        while documents[other].content == documents[index].content:
-            other = (other + 1) % len(documents)
-        bounds = documents[other].bounds
-        first = int(draw() * (len(bounds) - 1))
-        end = bisect_left(bounds, bounds[first] + max(target - taken, 1), first + 1)
-        return bounds[first], bounds[min(end, len(bounds) - 1)]
+                if of_pair < 0:
+                    continue
+                _truncate(pair, longest, stream)
+                if made < len(label):
+                    a_start[made], a_length[made] = pair[0], pair[1] - pair[0]
+                    b_start[made], b_length[made] = pair[2], pair[3] - pair[2]
+                    label[made] = of_pair
+                    start_stream(of_row, keys[document], row + 1, copy, sequence_length)
+                    philox(of_row)
+                    row_keys[made] = (of_row[7] << _SHIFT) | of_row[6]
+                made += 1
+                row += 1
+    return made
 
 
-def _uniforms(generator: np.random.Generator) -> Iterator[float]:
-    """Endless numbers uniform in [0, 1), drawn some at a time."""
-    while True:
-        yield from generator.random(64).tolist()
+@compiled
+def _whole_sentences(bounds: IntArray, start: int, last: int, target: int, pair: IntArray) -> int:
+    """As many whole sentences as fit, at least one; returns the sentence after them."""
+    end = start + 1
+    while end < last and bounds[end + 1] - bounds[start] <= target:
+        end += 1
+    pair[0], pair[1], pair[2], pair[3] = bounds[start], bounds[end], bounds[end], bounds[end]
+    return end
 
 
-def _truncated(pair: Pair, longest: int, draw: Callable[[], float]) -> Pair:
-    """`pair` within `longest` tokens: the longer segment loses tokens, at random front or back."""
-    a, b = pair.a_end - pair.a_start, pair.b_end - pair.b_start
+@compiled
+def _pair(
+    bounds: IntArray,
+    first: IntArray,
+    content: WordArray,
+    document: int,
+    start: int,
+    last: int,
+    target: int,
+    kind: int,
+    has_partners: bool,
+    is_balanced: bool,
+    stream: WordArray,
+    pair: IntArray,
+) -> tuple[int, int]:
+    """Writes the next pair of a document.
+
+    Returns:
+        The sentence to go on from, and the label; -1 where there is no pair.
+    """
+    end = start + 1
+    while end < last and bounds[end] - bounds[start] < target:
+        end += 1
+    middle = start + 1 + next_below(stream, end - start - 1)
+    is_alone = end - start == 1 and not is_balanced
+    is_alone |= end == last and bounds[end] - bounds[start] < 2  # it cannot be cut
+    if has_partners and (is_alone or next_is_below(stream, 0.5)):
+        pair[0], pair[1] = bounds[start], bounds[middle]
+        _partner(bounds, first, content, document, target - pair[1] + pair[0], stream, pair)
+        return middle, 1  # the displaced sentences are used again
+    if end - start == 1 and is_balanced and has_partners and end < last:
+        end += 1
+        middle = start + 1
+    cut = bounds[middle]
+    if end - start == 1:
+        if bounds[end] - bounds[start] < 2:
+            return end, -1
+        cut = bounds[start] + 1 + next_below(stream, bounds[end] - bounds[start] - 1)
+    if kind == _SENTENCE_ORDER and next_is_below(stream, 0.5):
+        pair[0], pair[1], pair[2], pair[3] = cut, bounds[end], bounds[start], cut
+        return end, 1
+    pair[0], pair[1], pair[2], pair[3] = bounds[start], cut, cut, bounds[end]
+    return end, 0
+
+
+@compiled
+def _partner(
+    bounds: IntArray,
+    first: IntArray,
+    content: WordArray,
+    document: int,
+    wanted: int,
+    stream: WordArray,
+    pair: IntArray,
+) -> None:
+    """Writes a span of another document of about `wanted` tokens to the end of `pair`."""
+    other = next_below(stream, len(content))
+    while content[other] == content[document]:
+        other = (other + 1) % len(content)
+    begin, last = first[other], first[other + 1]
+    begin += next_below(stream, last - begin)
+    end = begin + 1
+    while end < last and bounds[end] - bounds[begin] < wanted:
+        end += 1
+    pair[2], pair[3] = bounds[begin], bounds[end]
+
+
+@compiled
+def _truncate(pair: IntArray, longest: int, stream: WordArray) -> None:
+    """Brings a pair within `longest`: the longer segment loses tokens, at random front or back."""
+    a, b = pair[1] - pair[0], pair[3] - pair[2]
     excess = a + b - longest
     if excess <= 0:
-        return pair
+        return
     from_longer = min(excess, abs(a - b))
     shared = excess - from_longer
     cut_a = shared // 2 + (from_longer if a > b else 0)
     cut_b = (shared + 1) // 2 + (from_longer if b >= a else 0)
-    front_a, front_b = _coin_flips(cut_a, draw()), _coin_flips(cut_b, draw())
-    return Pair(
-        pair.a_start + front_a,
-        pair.a_end - (cut_a - front_a),
-        pair.b_start + front_b,
-        pair.b_end - (cut_b - front_b),
-        pair.label,
-    )
-
-
-def _coin_flips(count: int, uniform: float) -> int:
-    """How many of `count` fair coins show heads, by inversion of the binomial distribution."""
-    return bisect_right(_binomial_cdf(count), uniform)
-
-
-@lru_cache(maxsize=4096)
-def _binomial_cdf(count: int) -> list[float]:
-    """P(at most k heads) of `count` fair coins, for k below `count`; exact before rounding."""
-    sums = accumulate(comb(count, heads) for heads in range(count))
-    return [partial / (1 << count) for partial in sums]
+    front_a, front_b = next_heads(stream, cut_a), next_heads(stream, cut_b)
+    pair[0] += front_a
+    pair[1] -= cut_a - front_a
+    pair[2] += front_b
+    pair[3] -= cut_b - front_b

@@ -9,30 +9,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from data_prep.errors import DataError, UsageError
 from data_prep.files import write_json
 from data_prep.format import FORMAT_VERSION
-from data_prep.inputs import TextFormat
+from data_prep.inputs import TextFormat, is_compressed
 from data_prep.manifest import InputEntry, Manifest, VocabularyEntry
 from data_prep.masking import MaskingKind
-from data_prep.pairs import PairKind
+from data_prep.pairs import PairKind, PairRules, RandomNext
 from data_prep.readers import cut_points
-from data_prep.sentences import SentenceRule
+from data_prep.sentences import check_rule
 from data_prep.version import tool_version
 
 PLAN_NAME = "plan.json"
 SHORTEST_SEQUENCE = 8
 LONGEST_SEQUENCE = 65_535  # `length` is uint16
+SMALLEST_MEMORY = 512 << 20
 _BUCKET_BYTES = 1 << 20
-_MOST_BUCKETS = 1 << 12
-_SMALLEST_TASK_BYTES, _LARGEST_TASK_BYTES = 2 << 20, 64 << 20
+_BUCKETS = 1 << 10  # enough for as many groups as are wanted; memory may ask for more
+_MOST_BUCKETS = 1 << 15
+_SMALLEST_TASK_BYTES, _LARGEST_TASK_BYTES = 2 << 20, 256 << 20
 _WANTED_TASKS = 256
+_PROGRAM_BYTES = 320 << 20  # of a worker before it has read a document
+_TOKENS_A_ROW = 64  # of a document, at 128; a function of the lengths would change with them
+_PACKED = 5  # how much smaller compressed text is taken to be
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,20 @@ class ShardOptions:
     duplicate_factor: int = 5
     """How often each document is used, with other pairs and masks."""
     seed: int = 0
-    masking: MaskingKind = "token"
+    masking: MaskingKind | Literal["none"] = "token"
+    """"none" leaves the masking to the reader, who makes new masks every epoch."""
     pairs: PairKind = "next_sentence"
+    random_next: RandomNext = "google"
+    """Whose second segments are random; see `data_prep.pairs`."""
     short_sequence_probability: float = 0.1
     valid_fraction: float = 0.01
     """Share of the documents that are held out."""
     rows_per_block: int = 1_024
     blocks_per_shard: int = 256
-    sentences: SentenceRule = "rules"
+    sentences: str = "rules"
+    """How text is cut into sentences; see `data_prep.sentences`."""
+    memory_per_worker: int = 1 << 30
+    """Bytes that a worker may take; decides how the documents are grouped."""
     one_document_per_file: bool = False
     json_field: str = "text"
 
@@ -61,6 +72,21 @@ class ShardOptions:
     def text_format(self) -> TextFormat:
         """How documents lie in the inputs."""
         return TextFormat(self.one_document_per_file, self.json_field)
+
+    def pair_rules(self, index: int) -> PairRules:
+        """How rows are made of documents for the length at `index`."""
+        return PairRules(
+            self.pairs,
+            self.sequence_length[index],
+            self.short_sequence_probability,
+            self.random_next,
+        )
+
+    @property
+    def most_group_tokens(self) -> int:
+        """Tokens that a worker can hold at once, with the rows that are made of them."""
+        rows_a_token = self.duplicate_factor / _TOKENS_A_ROW
+        return int((self.memory_per_worker - _PROGRAM_BYTES) / (12 + 90 * rows_a_token))
 
     def for_length(self, index: int) -> dict[str, Any]:
         """The parameters of one dataset folder, as its manifest holds them."""
@@ -73,12 +99,14 @@ class ShardOptions:
 
 def check_options(options: ShardOptions) -> None:
     """UsageError for a value outside its range."""
+    check_rule(options.sentences)
     ranges: list[tuple[str, Sequence[float], float, float]] = [
         ("sequence-length", options.sequence_length, SHORTEST_SEQUENCE, LONGEST_SEQUENCE),
         ("max-predictions", options.max_predictions_per_seq, 1, LONGEST_SEQUENCE),
         ("duplicate-factor", [options.duplicate_factor], 1, 10_000),
         ("short-sequence-probability", [options.short_sequence_probability], 0, 1),
         ("valid-fraction", [options.valid_fraction], 0, 0.9),
+        ("memory-per-worker", [options.memory_per_worker], SMALLEST_MEMORY, 1 << 50),
         ("rows-per-block", [options.rows_per_block], 1, 1 << 20),
         ("blocks-per-shard", [options.blocks_per_shard], 1, 1 << 20),
     ]
@@ -114,8 +142,12 @@ class Plan:
     @property
     def num_buckets(self) -> int:
         """Fine buckets that documents are hashed into; a function of the size of the inputs."""
-        size = sum(entry.bytes for entry in self.inputs)
-        return max(1, min(_MOST_BUCKETS, -(-size // _BUCKET_BYTES)))
+        size = sum(
+            entry.bytes * (_PACKED if is_compressed(entry.path) else 1) for entry in self.inputs
+        )
+        wanted = min(_BUCKETS, -(-size // _BUCKET_BYTES))
+        of_memory = -(-2 * size // self.options.most_group_tokens)  # a token is 2 bytes or more
+        return max(1, min(_MOST_BUCKETS, max(wanted, of_memory)))
 
     def identity(self) -> dict[str, Any]:
         """All that decides the bytes, as plain JSON values."""
@@ -124,7 +156,7 @@ class Plan:
             "tool_version": tool_version(),
             "vocabulary": asdict(self.vocabulary),
             "parameters": {k: _plain(v) for k, v in asdict(self.options).items()},
-            "inputs": [[entry.bytes, entry.sha256] for entry in self.inputs],
+            "inputs": [entry.identity() for entry in self.inputs],
         }
 
 
@@ -174,6 +206,35 @@ def _segments(
         yield Segment(index, cuts[-1]), entry.bytes - cuts[-1]
 
 
+def mended_plan(there: Plan, now: Plan) -> tuple[Plan, list[int]] | None:
+    """The plan of an interrupted preparation some of whose inputs have other content now.
+
+    Args:
+        there: the interrupted plan.
+        now: the plan for the inputs as they are.
+
+    Returns:
+        A plan that keeps the tasks without changed inputs under their numbers, and the numbers of
+        tasks whose results are of no more use; None where the two differ in more.
+    """
+    old, new = there.identity(), now.identity()
+    pairs = list(zip(old.pop("inputs"), new.pop("inputs"), strict=False))
+    is_other = old != new or len(there.inputs) != len(now.inputs)
+    if is_other or there.num_buckets != now.num_buckets:
+        return None
+    changed = {index for index, (before, after) in enumerate(pairs) if before != after}
+    touched = [
+        number
+        for number, task in enumerate(there.tasks)
+        if any(segment.input in changed for segment in task)
+    ]
+    of_touched = [segment for number in touched for segment in there.tasks[number]]
+    kept = [segment for segment in of_touched if segment.input not in changed]
+    anew = [segment for task in now.tasks for segment in task if segment.input in changed]
+    tasks = [() if number in touched else task for number, task in enumerate(there.tasks)]
+    return replace(now, tasks=(*tasks, *((segment,) for segment in (*kept, *anew)))), touched
+
+
 def write_plan(plan: Plan, work: Path) -> None:
     """Writes the plan into the work folder."""
     tasks = [
@@ -219,7 +280,7 @@ def manifest_identity(manifest: Manifest) -> dict[str, Any]:
         "format_version": manifest.format_version,
         "vocabulary": asdict(manifest.vocabulary),
         "parameters": dict(manifest.parameters),
-        "inputs": [[entry.bytes, entry.sha256] for entry in manifest.inputs],
+        "inputs": [entry.identity() for entry in manifest.inputs],
     }
 
 

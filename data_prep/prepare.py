@@ -16,14 +16,17 @@ from data_prep.errors import InputError
 from data_prep.executor import Executor
 from data_prep.files import write_json
 from data_prep.finalise import finalise
-from data_prep.groups import choose_promotions, make_groups, write_group
+from data_prep.groups import choose_promotions, group_bytes, make_groups, write_group
 from data_prep.manifest import SPLITS
 from data_prep.map_stage import run_map_task
 from data_prep.plan import Plan, check_options, load_plan
 from data_prep.progress import Progress
+from data_prep.recipes import read_phases
 from data_prep.reduce_stage import ReduceTask, dataset_folder, run_reduce_task
+from data_prep.stats import summary_lines
 from data_prep.work_folder import (
     GROUPS_DONE_NAME,
+    INPUT_ERROR_NAME,
     WORK_NAME,
     Preparation,
     discard,
@@ -32,6 +35,8 @@ from data_prep.work_folder import (
 )
 
 logger = logging.getLogger(__name__)
+
+_NAMED_INPUTS = 3
 
 
 def prepare_shards(preparation: Preparation, executor: Executor) -> list[Path]:
@@ -51,6 +56,7 @@ def prepare_shards(preparation: Preparation, executor: Executor) -> list[Path]:
         OutputError: a file cannot be written.
     """
     check_options(preparation.options)
+    read_phases(preparation.recipe)  # before the work, not after it
     output = preparation.output_dir
     folders = [output / f"seq{length}" for length in preparation.options.sequence_length]
     with only_one(output, executor):
@@ -60,35 +66,49 @@ def prepare_shards(preparation: Preparation, executor: Executor) -> list[Path]:
 
 def _prepare(preparation: Preparation, folders: Sequence[Path], executor: Executor) -> None:
     """All stages that are not done yet."""
-    for cache in (load_plan, map_stage.tokenizer_of, reduce_stage.vocabulary_of):
+    for cache in (load_plan, map_stage.encoder_of, reduce_stage.vocabulary_of):
         cache.cache_clear()  # of an earlier preparation in this process
     work = preparation.output_dir / WORK_NAME
-    plan = executor.on_root(lambda: ready_plan(preparation))
+    clock = preparation.clock
+    with clock.stage("plan"):
+        plan = executor.on_root(lambda: ready_plan(preparation))
     if plan is None:
         return
     try:
-        _map(work, plan, executor)
-        tasks = executor.on_root(lambda: _group(work, plan))
-        _reduce(work, tasks, executor)
-        executor.on_root(lambda: _finalise(work, plan, tasks))
-    except InputError:
-        # Mending the text makes another preparation of it: what is done would be in its way.
+        with clock.stage("map"):
+            _map(work, plan, executor)
+    except InputError as err:
+        if executor.is_root:
+            write_json(work / INPUT_ERROR_NAME, {"error": str(err)})
+        raise
+    try:
+        with clock.stage("group"):
+            tasks = executor.on_root(lambda: _group(work, plan))
+        with clock.stage("reduce"):
+            _reduce(work, plan, tasks, executor)
+        with clock.stage("finalise"):
+            executor.on_root(lambda: _finalise(preparation, work, plan, tasks))
+    except InputError:  # the text holds nothing: other text has no use for what was done
         if executor.is_root:
             discard(work, folders)
         raise
 
 
-def _finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> None:
-    """The last stage, and a line about its result."""
+def _finalise(
+    preparation: Preparation, work: Path, plan: Plan, tasks: Sequence[ReduceTask]
+) -> None:
+    """The last stage, and some lines about its result."""
+    phases = read_phases(preparation.recipe)
     for manifest in finalise(work, plan, tasks):
-        train, valid = manifest.train_totals, manifest.valid_totals
-        logger.info(
-            "%s: %d train rows, %d valid rows, %d tokens",
-            dataset_folder(work, manifest.sequence_length),
-            train.rows,
-            valid.rows,
-            train.tokens + valid.tokens,
-        )
+        folder = dataset_folder(work, manifest.sequence_length)
+        if plan.options.valid_fraction and not manifest.valid_totals.rows:
+            logger.warning(
+                "valid: --valid-fraction %g asks for held-out rows, but there is only one document "
+                "(or equal ones); the valid split is empty",
+                plan.options.valid_fraction,
+            )
+        for line in summary_lines(folder, manifest, phases):
+            logger.info("%s", line)
 
 
 def _map(work: Path, plan: Plan, executor: Executor) -> None:
@@ -97,9 +117,26 @@ def _map(work: Path, plan: Plan, executor: Executor) -> None:
     # Asked once: two ranks that look at different times would share different lists.
     left = executor.on_root(lambda: [t for t in everything if not map_stage.is_done(work, t)])
     sizes = [_task_bytes(plan, task) for task in everything]
+    left.sort(key=lambda task: -sizes[task])  # large ones first, so that all end together
     with Progress("map", sum(sizes), "B", executor.is_root) as progress:
-        progress.advance(sum(sizes) - sum(sizes[task] for task in left))
-        executor.run(run_map_task, work, left, lambda task: progress.advance(sizes[task]))
+        progress.start_at(sum(sizes) - sum(sizes[task] for task in left))
+        executor.run(
+            run_map_task,
+            work,
+            left,
+            lambda task: progress.advance(sizes[task]),
+            lambda task: _task_in_words(plan, task),
+        )
+
+
+def _task_in_words(plan: Plan, task: int) -> str:
+    """The inputs of a map task."""
+    names = []
+    for segment in plan.tasks[task][:_NAMED_INPUTS]:
+        end = "the end" if segment.end is None else segment.end
+        names.append(f"{plan.inputs[segment.input].path} (bytes {segment.start} to {end})")
+    more = len(plan.tasks[task]) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")
 
 
 def _task_bytes(plan: Plan, task: int) -> int:
@@ -136,22 +173,31 @@ def _make_groups(work: Path, plan: Plan) -> None:
     if skipped:
         logger.info("%d documents without a single piece are left out", skipped)
     promotions = choose_promotions(results, plan.options.valid_fraction)
-    groups = make_groups(results, promotions)
-    if plan.options.valid_fraction and not any(group.split == "valid" for group in groups):
-        logger.warning(
-            "valid: --valid-fraction %g asks for held-out rows, but there is only one document (or "
-            "equal ones); the valid split is empty",
-            plan.options.valid_fraction,
-        )
+    groups = make_groups(results, promotions, plan.options.most_group_tokens)
     for group in groups:
         write_group(work, group)
     numbers = {split: sum(group.split == split for group in groups) for split in SPLITS}
     write_json(work / GROUPS_DONE_NAME, numbers)
 
 
-def _reduce(work: Path, tasks: Sequence[ReduceTask], executor: Executor) -> None:
+def _reduce(work: Path, plan: Plan, tasks: Sequence[ReduceTask], executor: Executor) -> None:
     """The reduce stage."""
     left = executor.on_root(lambda: [t for t in tasks if not reduce_stage.is_done(work, t)])
-    with Progress("reduce", len(tasks), "groups", executor.is_root) as progress:
-        progress.advance(len(tasks) - len(left))
-        executor.run(run_reduce_task, work, left, lambda task: progress.advance(1))
+    groups = {(task.split, task.number) for task in tasks}
+    sizes = executor.on_root(lambda: {group: group_bytes(work, *group) for group in groups})
+    total = sum(sizes[task.split, task.number] for task in tasks)
+    with Progress("reduce", total, "B", executor.is_root) as progress:
+        progress.start_at(total - sum(sizes[task.split, task.number] for task in left))
+        executor.run(
+            run_reduce_task,
+            work,
+            left,
+            lambda task: progress.advance(sizes[task.split, task.number]),
+            lambda task: _reduce_in_words(plan, task),
+        )
+
+
+def _reduce_in_words(plan: Plan, task: ReduceTask) -> str:
+    """A reduce task by the name of its shards."""
+    length = plan.options.sequence_length[task.length_index]
+    return f"seq{length}/{task.split}-{task.number:05d}"

@@ -32,7 +32,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._label, self._total, self._unit, self._clock = label, total, unit, clock
-        self._done = 0
+        self._done = self._before = 0
         self._is_shown = is_shown
         self._started = self._said = clock()
         self._bar: Any = None
@@ -60,6 +60,14 @@ class Progress:
         elif self._is_shown and kind is None:
             self._say()
 
+    def start_at(self, amount: int) -> None:
+        """Says that `amount` was done before the clock began to run."""
+        self._before = amount
+        self._done += amount
+        if self._bar is not None:
+            self._bar.initial = self._bar.n = amount
+            self._bar.refresh()
+
     def advance(self, amount: int) -> None:
         """Says that `amount` more is done."""
         self._done += amount
@@ -75,10 +83,21 @@ class Progress:
         elapsed_s = self._clock() - self._started
         print(
             f"{self._label}: {self._done / scale:.10g} of {self._total / scale:.10g} {unit}, "
-            f"{elapsed_s:.0f} s",
+            f"{elapsed_s:.0f} s{self._time_left(elapsed_s)}",
             file=sys.stderr,
             flush=True,
         )
+
+    def _time_left(self, elapsed_s: float) -> str:
+        """The time left at the speed so far; nothing where it is done or has not begun."""
+        done, left = self._done - self._before, self._total - self._done
+        if done <= 0 or left <= 0:
+            return ""
+        seconds = round(elapsed_s * left / done)
+        minutes, hours = seconds // 60, seconds // 3600
+        if hours:
+            return f", about {hours} h {minutes % 60} min left"
+        return f", about {minutes} min left" if minutes else f", about {seconds} s left"
 
 
 def _has_a_screen() -> bool:

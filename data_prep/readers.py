@@ -1,9 +1,13 @@
 """Documents out of text files: blank-line separated, one a file, or JSON lines; also compressed.
 
 A document is known by the byte offset of its first line in the (decompressed) file, whatever part
-of the file is read: `read_documents(path, start, end)` yields the documents that begin in
+of the file is read: `read_chunks(path, format, start, end)` gives the documents that begin in
 [start, end), and parts that touch give each document once. Text must be UTF-8; a byte order mark
-at the start is dropped. Cleaning is left to `data_prep.clean`.
+at the start is dropped. Cleaning is left to others.
+
+Files are read a chunk at a time, so that memory is bounded whatever their size. A document longer
+than `LONGEST_PIECE` comes in pieces, cut at line ends, that are known to belong together. A JSON
+line is read as a whole.
 """
 
 from __future__ import annotations
@@ -11,22 +15,45 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.compiled import compiled
 from data_prep.errors import InputError
+from data_prep.format import IntArray
 from data_prep.inputs import TextFormat, is_compressed, is_json_lines
 from data_prep.zstandard_file import open_zstandard
 
+LONGEST_PIECE = 8 << 20
+"""Bytes; a longer document is cut."""
+_CHUNK_BYTES = 2 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Document(NamedTuple):
-    """One document as it stands in its file."""
+class TextChunk(NamedTuple):
+    """Some documents that follow each other in a file, as UTF-8.
 
-    offset: int
-    """Byte offset of its first line in the decompressed file."""
-    text: str
+    Attributes:
+        data: the text of all of them, checked; between them may lie anything.
+        starts: int64 [n], first byte of each in `data`.
+        ends: int64 [n], the byte after each.
+        offsets: uint64 [n], where each begins in the decompressed file.
+        is_continued: the first one goes on where the last one of the chunk before was cut.
+    """
+
+    data: bytes
+    starts: IntArray
+    ends: IntArray
+    offsets: npt.NDArray[np.uint64]
+    is_continued: bool = False
+
+    def texts(self) -> list[str]:
+        """The documents as text."""
+        spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        return [self.data[start:end].decode() for start, end in spans]
 
 
 class _Line(NamedTuple):
@@ -51,10 +78,10 @@ def open_text(path: str) -> BinaryIO:
         raise InputError(f"{path}: cannot be read ({err.strerror or err}).") from err
 
 
-def read_documents(
+def read_chunks(
     path: str, text_format: TextFormat, start: int = 0, end: int | None = None
-) -> Iterator[Document]:
-    """The documents of `path` that begin in [start, end), one after the other.
+) -> Iterator[TextChunk]:
+    """The documents of `path` that begin in [start, end), some at a time.
 
     Args:
         path: an input file.
@@ -68,13 +95,199 @@ def read_documents(
     with open_text(path) as file:
         if start:
             file.seek(start)
-        lines = _lines(file, path, start)
         if is_json_lines(path):
-            yield from _json_documents(path, _before(lines, end), text_format.json_field)
-        elif text_format.one_document_per_file:
-            yield _decoded(path, list(lines))
+            yield from _json_chunks(path, file, start, end, text_format.json_field)
         else:
-            yield from _blank_line_documents(path, lines, end)
+            yield from _TextCutter(path, file, start, end, text_format).chunks()
+
+
+class _TextCutter:
+    """Cuts text without structure into documents."""
+
+    def __init__(
+        self, path: str, file: BinaryIO, start: int, end: int | None, text_format: TextFormat
+    ) -> None:
+        self._path, self._file, self._end = path, file, end
+        self._is_one_document = text_format.one_document_per_file
+        self._data = b""
+        self._offset = start  # of `_data` in the file
+        self._is_last = False  # nothing comes after `_data`
+        self._is_cut = False  # `_data` begins where a document was cut
+
+    def chunks(self) -> Iterator[TextChunk]:
+        """All chunks."""
+        self._fill(_CHUNK_BYTES)
+        if self._offset == 0 and self._data.startswith(_BYTE_ORDER_MARK):
+            self._drop(len(_BYTE_ORDER_MARK))
+        while self._data:
+            starts, ends = self._documents()
+            if not len(starts) and not self._is_last:
+                self._fill(len(self._data) + max(len(self._data), _CHUNK_BYTES))
+                continue
+            if len(starts):
+                yield from self._chunk(starts, ends)
+                if self._end is not None and self._offset >= self._end and not self._is_cut:
+                    return
+            else:
+                self._drop(len(self._data))
+            self._fill(_CHUNK_BYTES)
+
+    def _fill(self, size: int) -> None:
+        """Reads on until `_data` has `size` bytes or the file ends."""
+        while len(self._data) < size and not self._is_last:
+            try:
+                more = self._file.read(size - len(self._data))
+            except (OSError, EOFError, zlib.error) as err:
+                place = self._offset + len(self._data)
+                raise InputError(
+                    f"{self._path}: cannot be read on after byte {place} ({err}); the file is "
+                    "damaged."
+                ) from err
+            self._data += more
+            self._is_last = not more
+
+    def _drop(self, size: int) -> None:
+        """Goes on behind `size` bytes."""
+        self._data, self._offset = self._data[size:], self._offset + size
+
+    def _documents(self) -> tuple[IntArray, IntArray]:
+        """First byte and the byte after of the documents that can be handed on."""
+        size = len(self._data)
+        if self._is_one_document:
+            if self._is_last or size > LONGEST_PIECE:
+                return np.zeros(1, np.int64), np.full(1, size)
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        data = np.frombuffer(self._data, np.uint8)
+        starts = np.empty(size // 2 + 1, np.int64)
+        ends = np.empty_like(starts)
+        found = _find_documents(data, self._is_last, LONGEST_PIECE, starts, ends)
+        return starts[:found], ends[:found]
+
+    def _chunk(self, starts: IntArray, ends: IntArray) -> Iterator[TextChunk]:
+        """The chunk of some documents, if one of them begins before `end`; goes on behind it.
+
+        Of the first document that is too long one piece is taken, and none that follow it.
+        """
+        is_continued = self._is_cut and bool(starts[0] == 0)
+        too_long = np.flatnonzero(ends - starts > LONGEST_PIECE)
+        self._is_cut = len(too_long) > 0
+        used = int(ends[-1])
+        if self._is_cut:
+            last = int(too_long[0])
+            piece_end, used = self._piece_end(int(starts[last]))
+            starts, ends = starts[: last + 1], np.append(ends[:last], piece_end)
+        offsets = starts.astype(np.uint64) + np.uint64(self._offset)
+        kept = len(starts)
+        if self._end is not None:
+            kept = max(int(np.searchsorted(offsets, self._end)), int(is_continued))
+            self._is_cut &= kept == len(starts)
+        if kept:
+            data = self._data[: int(ends[kept - 1])]
+            _decoded(self._path, data, self._offset)
+            yield TextChunk(data, starts[:kept], ends[:kept], offsets[:kept], is_continued)
+        self._drop(used)
+
+    def _piece_end(self, start: int) -> tuple[int, int]:
+        """Where to cut a document that begins at `start`: behind a line, a blank, or a character.
+
+        Returns:
+            The end of the piece, and where to go on: not between a line and its end, which would
+            make the rest of it a blank line.
+        """
+        limit = start + LONGEST_PIECE
+        place = self._data.rfind(b"\n", start + 1, limit)
+        if place > start:
+            return place + 1, place + 1
+        place = self._data.rfind(b" ", start + 1, limit) + 1
+        if place <= start + 1:
+            place = limit
+            while self._data[place] & 0xC0 == 0x80:
+                place -= 1
+        while not self._is_last and not self._data[place:].strip():
+            self._fill(len(self._data) + _CHUNK_BYTES)
+        line_end = self._data.find(b"\n", place)
+        is_blank = line_end >= 0 and not self._data[place:line_end].strip()
+        return place, line_end + 1 if is_blank else place
+
+
+@compiled
+def _find_documents(
+    data: npt.NDArray[np.uint8], is_last: bool, longest: int, starts: IntArray, ends: IntArray
+) -> int:
+    """Runs of lines that hold more than white space.
+
+    The last one counts where nothing comes after `data`, or where it is longer than `longest`.
+
+    Returns:
+        How many; `starts` and `ends` get their bounds.
+    """
+    found, line, start, end = 0, 0, -1, 0
+    while line < len(data):
+        place, is_blank = line, True
+        while place < len(data) and data[place] != 10:
+            byte = data[place]
+            if byte > 32 or byte < 9 or 13 < byte < 32:
+                is_blank = False
+                while place < len(data) and data[place] != 10:
+                    place += 1
+                break
+            place += 1
+        is_whole = place < len(data)
+        place = min(place + 1, len(data))
+        if not is_blank:
+            start = line if start < 0 else start
+            end = place
+        elif start >= 0 and (is_whole or is_last):
+            starts[found], ends[found] = start, end
+            found += 1
+            start = -1
+        line = place
+    if start >= 0 and (is_last or len(data) - start > longest):
+        starts[found], ends[found] = start, end if is_last else len(data)
+        found += 1
+    return found
+
+
+def _decoded(path: str, data: bytes, offset: int) -> str:
+    """`data`, at `offset` of the file, as text; InputError where it is not UTF-8."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as err:
+        place = offset + err.start
+        raise InputError(
+            f"{path}: not UTF-8 at byte {place}, line {line_number(path, place)} "
+            f"(byte 0x{data[err.start]:02x}, {err.reason}); convert the file to UTF-8, "
+            "for example with iconv."
+        ) from err
+
+
+def _json_chunks(
+    path: str, file: BinaryIO, start: int, end: int | None, field: str
+) -> Iterator[TextChunk]:
+    """The text in `field` of every line that is not blank."""
+    texts: list[bytes] = []
+    offsets: list[int] = []
+    size = 0
+    for line in _lines(file, path, start):
+        if end is not None and line.offset >= end:
+            break
+        if line.content.strip():
+            content = _decoded(path, line.content, line.offset)
+            texts.append(_json_text(path, line, content, field))
+            offsets.append(line.offset)
+            size += len(texts[-1])
+        if size >= _CHUNK_BYTES:
+            yield _joined(texts, offsets)
+            texts, offsets, size = [], [], 0
+    if texts:
+        yield _joined(texts, offsets)
+
+
+def _joined(texts: list[bytes], offsets: list[int]) -> TextChunk:
+    """Texts as one chunk."""
+    sizes = np.array([len(text) for text in texts], np.int64)
+    ends = np.cumsum(sizes)
+    return TextChunk(b"".join(texts), ends - sizes, ends, np.array(offsets, np.uint64))
 
 
 def _lines(file: BinaryIO, path: str, start: int) -> Iterator[_Line]:
@@ -92,54 +305,8 @@ def _lines(file: BinaryIO, path: str, start: int) -> Iterator[_Line]:
         ) from err
 
 
-def _before(lines: Iterable[_Line], end: int | None) -> Iterator[_Line]:
-    """The lines that begin before `end`."""
-    for line in lines:
-        if end is not None and line.offset >= end:
-            return
-        yield line
-
-
-def _blank_line_documents(path: str, lines: Iterator[_Line], end: int | None) -> Iterator[Document]:
-    """Runs of lines that hold more than white space."""
-    document: list[_Line] = []
-    for line in lines:
-        if line.content.strip():
-            if not document and end is not None and line.offset >= end:
-                return
-            document.append(line)
-        elif document:
-            yield _decoded(path, document)
-            document = []
-    if document:
-        yield _decoded(path, document)
-
-
-def _decoded(path: str, lines: list[_Line]) -> Document:
-    """The document of `lines`; InputError where they are not UTF-8."""
-    offset = lines[0].offset if lines else 0
-    content = b"".join(line.content for line in lines)
-    try:
-        return Document(offset, content.decode("utf-8"))
-    except UnicodeDecodeError as err:
-        place = offset + err.start
-        raise InputError(
-            f"{path}: not UTF-8 at byte {place}, line {line_number(path, place)} "
-            f"(byte 0x{content[err.start]:02x}, {err.reason}); convert the file to UTF-8, "
-            "for example with iconv."
-        ) from err
-
-
-def _json_documents(path: str, lines: Iterable[_Line], field: str) -> Iterator[Document]:
-    """The text in `field` of every line that is not blank."""
-    for line in lines:
-        if line.content.strip():
-            text = _json_text(path, line, _decoded(path, [line]).text, field)
-            yield Document(line.offset, text)
-
-
-def _json_text(path: str, line: _Line, content: str, field: str) -> str:
-    """The text of one JSON line; InputError names file and line."""
+def _json_text(path: str, line: _Line, content: str, field: str) -> bytes:
+    """The text of one JSON line as UTF-8; InputError names file and line."""
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as err:
@@ -149,13 +316,11 @@ def _json_text(path: str, line: _Line, content: str, field: str) -> str:
         raise _json_error(
             path, line, f"no text in field {field!r} (found {found}); name it with --json-field"
         )
-    text = cast(str, record[field])
     try:
-        text.encode("utf-8")
+        return cast(str, record[field]).encode("utf-8")
     except UnicodeEncodeError as err:
         rule = f"half a surrogate pair in field {field!r} ({err.reason}); no such character exists"
         raise _json_error(path, line, rule) from err
-    return text
 
 
 def _json_error(path: str, line: _Line, what: str) -> InputError:

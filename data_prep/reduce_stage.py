@@ -2,7 +2,7 @@
 
 A task is one group at one sequence length; it is done when its result file and the shards named
 there exist. Every random number is keyed on seed, document, duplicate and sequence length, the
-order of the rows on the group.
+order of the rows on the group. Rows stay spans of the documents until their block is written.
 """
 
 from __future__ import annotations
@@ -11,34 +11,32 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep.files import atomic_file, write_json
-from data_prep.format import (
-    Block,
-    IntArray,
-    concatenate_blocks,
-    count_dtype,
-    position_dtype,
-    token_dtype,
-)
+from data_prep.format import Block, IntArray, count_dtype, position_dtype, token_dtype
 from data_prep.groups import Group, load_group
 from data_prep.manifest import VOCABULARY_NAME, ShardEntry, shard_from_json, shard_to_json
 from data_prep.map_stage import spill_path
-from data_prep.masking import FloatArray, MaskingRules, mask_rows
-from data_prep.pairs import Pair, PairDocument, PairMaker, PairRules
-from data_prep.plan import Plan, load_plan
-from data_prep.randomness import keyed_generator, keyed_hash
+from data_prep.masking import MaskedRows, MaskingRules, mask_rows
+from data_prep.pairs import Documents, Pairs, make_pairs
+from data_prep.plan import Plan, ShardOptions, load_plan
+from data_prep.randomness import keyed_hash, keyed_words
 from data_prep.rows import assemble
 from data_prep.shard_writer import write_shards
 from data_prep.spill import Columns, joined, read_section
+from data_prep.totals import TotalsSummer
 from data_prep.wordpiece import Vocabulary, load_vocabulary
 
-PAIR_LABELS = {"next_sentence": "next_sentence_label", "sentence_order": "sentence_order_label"}
-_BATCH_ROWS = 2048
+PAIR_LABELS: dict[str, str | None] = {
+    "next_sentence": "next_sentence_label",
+    "sentence_order": "sentence_order_label",
+    "none": None,
+}
+_ORDER, _DOCUMENT, _COPIES, _ROWS = 2, 3, 4, 5  # purposes of random numbers
 
 
 class ReduceTask(NamedTuple):
@@ -58,13 +56,6 @@ class ReduceResult(NamedTuple):
     distinct_documents: int
     label_1: int
     length_histogram: list[int]
-
-
-class _RowBatch(NamedTuple):
-    """Pairs and the random numbers for their masks."""
-
-    pairs: list[Pair]
-    draws: FloatArray
 
 
 def dataset_folder(work: Path, sequence_length: int) -> Path:
@@ -119,33 +110,18 @@ def run_reduce_task(work: Path, task: ReduceTask) -> None:
         OutputError: a shard cannot be written.
     """
     plan = load_plan(work)
-    options = plan.options
-    columns = ordered_documents(_read_group(work, plan, task), options.seed)
-    length = options.sequence_length[task.length_index]
-    blocks = list(_masked_blocks(columns, plan, task.length_index, vocabulary_of(work)))
+    length = plan.options.sequence_length[task.length_index]
+    columns = _read_group(work, plan, task)
+    summer = TotalsSummer(length, plan.vocabulary.size)
     shards: list[ShardEntry] = []
-    counts, histogram = np.zeros(plan.vocabulary.size, np.int64), np.zeros(length + 1, np.int64)
-    label_1 = 0
-    if blocks:
-        rows = concatenate_blocks(blocks)
-        shards = _write_rows(dataset_folder(work, length), task, rows, plan)
-        counts = np.bincount(rows.masked_lm_ids, minlength=plan.vocabulary.size)
-        histogram = np.bincount(rows.length, minlength=length + 1)
-        label_1 = int(rows.pair_label.sum(dtype=np.int64))
-    distinct = len(np.unique(columns.documents["content"])) if columns else 0
-    documents = len(columns.documents) if columns else 0
-    result = ReduceResult(shards, documents, distinct, label_1, histogram.tolist())
-    _write_result(work, task, result, counts)
-
-
-def _write_rows(folder: Path, task: ReduceTask, rows: Block, plan: Plan) -> list[ShardEntry]:
-    """Writes the rows of a task in random order."""
-    options = plan.options
-    length = options.sequence_length[task.length_index]
-    generator = keyed_generator(options.seed, "rows", task.split, task.number, length)
-    order = np.argsort(generator.random(len(rows)), kind="stable")
-    stem = f"{task.split}-{task.number:05d}"
-    return write_shards(folder, stem, rows, order, options.rows_per_block, options.blocks_per_shard)
+    documents = distinct = 0
+    if columns is not None:
+        documents, distinct = len(columns.documents), len(np.unique(columns.documents["content"]))
+        blocks = summer.counted(_blocks(columns, plan, task, vocabulary_of(work)))
+        folder, stem = dataset_folder(work, length), f"{task.split}-{task.number:05d}"
+        shards = write_shards(folder, stem, blocks, plan.options.blocks_per_shard)
+    result = ReduceResult(shards, documents, distinct, summer.label_1, summer.histogram.tolist())
+    _write_result(work, task, result, summer.prediction_counts)
 
 
 def _write_result(
@@ -159,7 +135,7 @@ def _write_result(
 
 
 def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
-    """The documents of a group out of all spills; None where there is none."""
+    """The documents of a group out of all spills, ordered; None where there is none."""
     group: Group = load_group(work, task.split, task.number)
     dtype = token_dtype(plan.vocabulary.size)
     parts = []
@@ -167,101 +143,101 @@ def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
         columns = read_section(spill_path(work, source.task), source.section, dtype)
         content = columns.documents["content"]
         if source.only is not None:
-            columns = columns.kept(np.isin(content, np.array(source.only, np.uint64)))
+            columns = columns.taken(
+                np.flatnonzero(np.isin(content, np.array(source.only, np.uint64)))
+            )
         elif source.without:
-            columns = columns.kept(~np.isin(content, np.array(source.without, np.uint64)))
+            columns = columns.taken(
+                np.flatnonzero(~np.isin(content, np.array(source.without, np.uint64)))
+            )
         if len(columns.documents):
             parts.append(columns)
-    return joined(parts) if parts else None
+    return ordered_documents(joined(parts), plan.options.seed) if parts else None
 
 
-def ordered_documents(columns: Columns | None, seed: int) -> Columns | None:
+def ordered_documents(columns: Columns, seed: int) -> Columns:
     """The documents by keyed hash: an order that no map task decides."""
-    if columns is None:
-        return None
-    keys = [
-        (keyed_hash(seed, "order", int(document["input"]), int(document["offset"])), index)
-        for index, document in enumerate(columns.documents)
-    ]
-    order = [index for _, index in sorted(keys)]
-    sentence_bounds = np.concatenate([[0], np.cumsum(columns.documents["sentences"], dtype=int)])
-    token_bounds = np.concatenate([[0], np.cumsum(columns.sentence_lengths, dtype=int)])
-    sentences = [slice(sentence_bounds[i], sentence_bounds[i + 1]) for i in order]
-    tokens = [slice(token_bounds[part.start], token_bounds[part.stop]) for part in sentences]
-    return Columns(
-        columns.documents[order],
-        np.concatenate([columns.sentence_lengths[part] for part in sentences]),
-        np.concatenate([columns.ids[part] for part in tokens]),
+    documents = columns.documents
+    return columns.taken(
+        np.lexsort((documents["offset"], documents["input"], _numbers(columns, seed, _ORDER)))
     )
 
 
-def _masked_blocks(
-    columns: Columns | None, plan: Plan, length_index: int, vocabulary: Vocabulary
+def _numbers(columns: Columns, seed: int, purpose: int) -> npt.NDArray[np.uint64]:
+    """A random number for every document, uint64 [D]."""
+    key = np.uint64(keyed_hash(seed, "documents"))
+    documents = columns.documents
+    inputs, offsets = documents["input"].copy(), documents["offset"].copy()
+    return keyed_words(key, purpose, inputs, offsets)
+
+
+def _documents(columns: Columns, plan: Plan) -> Documents:
+    """The documents as rows are made of them."""
+    weights = np.array([entry.weight for entry in plan.inputs])[columns.documents["input"]]
+    share = _numbers(columns, plan.options.seed, _COPIES) / 2.0**64
+    copies = np.floor(plan.options.duplicate_factor * weights + share).astype(np.int64)
+    return Documents(
+        columns.documents["sentences"].astype(np.int64),
+        columns.sentence_lengths.astype(np.int64),
+        columns.documents["content"].copy(),
+        _numbers(columns, plan.options.seed, _DOCUMENT),
+        copies,
+    )
+
+
+def _blocks(
+    columns: Columns, plan: Plan, task: ReduceTask, vocabulary: Vocabulary
 ) -> Iterator[Block]:
-    """The masked rows of all documents and duplicates, some thousand at a time."""
-    if columns is None:
-        return
+    """The rows of all documents and duplicates in random order, masked, block by block."""
     options = plan.options
-    length = options.sequence_length[length_index]
+    pairs = make_pairs(_documents(columns, plan), options.pair_rules(task.length_index))
+    pairs = pairs.taken(_row_order(len(pairs), options, task))
     special = vocabulary.special_ids
-    rules = MaskingRules(
-        vocabulary.pieces,
-        special,
-        length,
-        options.max_predictions_per_seq[length_index],
-        options.masking,
+    most = options.max_predictions_per_seq[task.length_index]
+    rules = (
+        MaskingRules(vocabulary.pieces, special, most, options.masking)
+        if options.masking != "none"
+        else None
     )
-    pair_rules = PairRules(options.pairs, length - 3, options.short_sequence_probability)
-    for batch in _row_batches(columns, plan, length, pair_rules, rules.draws_per_row):
-        rows = assemble(columns.ids, batch.pairs, special["[CLS]"], special["[SEP]"])
-        masked = mask_rows(rows.tokens, rows.length, rows.segment_a_length, batch.draws, rules)
-        yield Block(
-            tokens=_unsigned(masked.tokens, columns.ids.dtype),
-            length=_unsigned(rows.length, np.dtype(np.uint16)),
-            segment_a_length=_unsigned(rows.segment_a_length, np.dtype(np.uint16)),
-            num_predictions=_unsigned(
-                masked.num_predictions, count_dtype(rules.max_predictions_per_seq)
-            ),
-            masked_lm_positions=_unsigned(masked.masked_lm_positions, position_dtype(length)),
-            masked_lm_ids=_unsigned(masked.masked_lm_ids, columns.ids.dtype),
-            pair_label=_unsigned(rows.label, np.dtype(np.uint8)),
-            pair_label_name=PAIR_LABELS[options.pairs],
-        )
+    for start in range(0, len(pairs), options.rows_per_block):
+        rows = np.arange(start, min(start + options.rows_per_block, len(pairs)))
+        yield _block(columns, pairs.taken(rows), options, task.length_index, special, rules)
 
 
-def _unsigned(array: IntArray, dtype: np.dtype[Any]) -> npt.NDArray[np.unsignedinteger[Any]]:
-    """`array` as the contract stores it."""
-    return array.astype(dtype)
+def _row_order(count: int, options: ShardOptions, task: ReduceTask) -> IntArray:
+    """The order in which the rows of a task are written, int64 [n]."""
+    length = options.sequence_length[task.length_index]
+    key = np.uint64(keyed_hash(options.seed, "rows", task.split, task.number, length))
+    rows = np.arange(count, dtype=np.uint64)
+    return np.argsort(keyed_words(key, _ROWS, np.zeros(count, np.uint32), rows), kind="stable")
 
 
-def _row_batches(
-    columns: Columns, plan: Plan, length: int, pair_rules: PairRules, draws_per_row: int
-) -> Iterator[_RowBatch]:
-    """Pairs of every document and duplicate with their random numbers."""
-    maker = PairMaker(_pair_documents(columns), pair_rules)
-    pairs: list[Pair] = []
-    draws: list[FloatArray] = []
-    for index, document in enumerate(columns.documents):
-        key = (plan.options.seed, "document", int(document["input"]), int(document["offset"]))
-        for duplicate in range(plan.options.duplicate_factor):
-            generator = keyed_generator(*key, duplicate, length)
-            made = maker.pairs(index, generator)
-            pairs += made
-            draws.append(generator.random((len(made), draws_per_row), np.float32))
-            if len(pairs) >= _BATCH_ROWS:
-                yield _RowBatch(pairs, np.concatenate(draws))
-                pairs, draws = [], []
-    if pairs:
-        yield _RowBatch(pairs, np.concatenate(draws))
-
-
-def _pair_documents(columns: Columns) -> list[PairDocument]:
-    """The documents as spans of the flat ids."""
-    bounds = np.concatenate([[0], np.cumsum(columns.sentence_lengths, dtype=np.int64)]).tolist()
-    first = 0
-    documents = []
-    for document in columns.documents:
-        last = first + int(document["sentences"])
-        documents.append(PairDocument(bounds[first : last + 1], int(document["content"])))
-        first = last
-    return documents
+def _block(
+    columns: Columns,
+    pairs: Pairs,
+    options: ShardOptions,
+    length_index: int,
+    special: dict[str, int],
+    rules: MaskingRules | None,
+) -> Block:
+    """Rows as the contract stores them; without `rules` nothing is masked."""
+    most = options.max_predictions_per_seq[length_index]
+    rows = assemble(columns.ids, pairs, special["[CLS]"], special["[SEP]"])
+    if rules is None:
+        none = np.zeros(0, np.int64)
+        masked = MaskedRows(rows.tokens, np.zeros(len(pairs), np.int64), none, rows.tokens[:0])
+    else:
+        masked = mask_rows(rows.tokens, rows.length, rows.segment_a_length, pairs.row_keys, rules)
+    label_name = PAIR_LABELS[options.pairs]
+    return Block(
+        tokens=masked.tokens,
+        length=rows.length.astype(np.uint16),
+        segment_a_length=rows.segment_a_length.astype(np.uint16),
+        num_predictions=masked.num_predictions.astype(count_dtype(most)),
+        masked_lm_positions=masked.masked_lm_positions.astype(
+            position_dtype(options.sequence_length[length_index])
+        ),
+        masked_lm_ids=masked.masked_lm_ids,
+        pair_label=pairs.label if label_name else None,
+        pair_label_name=label_name,
+    )

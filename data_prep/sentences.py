@@ -9,32 +9,43 @@ and the marks of Hindi, Urdu and Arabic end one as well, the full-width ones wit
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Callable
+from functools import lru_cache
 
-from data_prep.clean import clean_document, clean_lines
+from data_prep.clean import clean_document, clean_lines, clean_parts
+from data_prep.errors import UsageError
 
-SentenceRule = Literal["rules", "lines"]
+OWN_RULES = ("rules", "lines")
+PACKAGES = ("blingfire", "nupunkt", "sentencex")
+"""Packages that can cut paragraphs instead of the rules; see the extra `sentences`."""
 
-_CLOSING = "\"')\\]}\u2019\u201d\u00bb\u300d\u300f\uff09"
-_OPENING = "\"'([{\u2018\u201c\u00ab\u00bf\u00a1"
+MARKS = ".!?\u2026\u0964\u061f\u06d4"
+"""What ends a sentence where white space follows."""
+FULL_WIDTH_MARKS = "\u3002\uff01\uff1f"
+"""What ends one whatever follows."""
+CLOSING = "\"')]}\u2019\u201d\u00bb\u300d\u300f\uff09"
+OPENING = "\"'([{\u2018\u201c\u00ab\u00bf\u00a1"
+LOOK = 40
+"""Characters looked at to the left and right of a mark."""
+
+_CLOSINGS, _OPENINGS = f"[{re.escape(CLOSING)}]*", re.escape(OPENING)
 _END = re.compile(
-    rf"(?P<mark>[.!?\u2026\u0964\u061f\u06d4]+)[{_CLOSING}]*\s(?=[{_OPENING}]*(?P<next>[^{_OPENING}]))"
-    rf"|[\u3002\uff01\uff1f]+[{_CLOSING}]*(?=.)"
+    rf"(?P<mark>[{MARKS}]+){_CLOSINGS}\s(?=[{_OPENINGS}]*(?P<next>[^{_OPENINGS}]))"
+    rf"|[{FULL_WIDTH_MARKS}]+(?![{FULL_WIDTH_MARKS}]){_CLOSINGS}(?![{re.escape(CLOSING)}])(?=.)"
 )
-_LOOK = 40  # characters looked at to the left and right of a mark
 _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]*$")
-_ABBREVIATIONS = frozenset("approx cf ed eds est etc viz vs".split())
-_CAPITALISED_ABBREVIATIONS = frozenset(
+ABBREVIATIONS = frozenset(
     """
+    approx cf ed eds est etc viz vs
     Adm Al Apr Assn Aug Ave Brig Bros Capt Cmdr Co Col Corp Cpl Dec Dept Dr Esq Feb Fri Gen Gov Hon
     Inc Jan Jr Jul Jun Lt Ltd Maj Mar Messrs Mon Mr Mrs Ms Mt Nov Oct Prof Pres Pvt Rep Reps Rev Sat
     Sen Sens Sep Sept Sgt Sr St Ste Sun Supt Thu Tue Univ Wed
     """.split()
 )
-_NUMBERED = frozenset("art ch fig figs no nos op p pp sec vol vols".split())
-_MAY_END = frozenset("Al Bros Co Corp Esq Inc Jr Ltd Sr etc".split())
+NUMBERED = frozenset("art ch fig figs no nos op p pp sec vol vols".split())
+MAY_END = frozenset("Al Bros Co Corp Esq Inc Jr Ltd Sr etc".split())
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")
-_NEW_SENTENCE = frozenset(
+NEW_SENTENCE = frozenset(
     """
     A An And As At But By For From He Her His How I If In It Its My No Not Now Of On Our She So That
     The Their Then There These They This Those To We What When Where Which While Who Why With You
@@ -42,19 +53,76 @@ _NEW_SENTENCE = frozenset(
 )
 
 
-def split_sentences(text: str, rule: SentenceRule = "rules") -> list[str]:
+def check_rule(rule: str) -> None:
+    """UsageError where there is no such way to cut sentences, or its package is not installed."""
+    package, _, language = rule.partition(":")
+    if rule in OWN_RULES or (package in PACKAGES and (package == "sentencex") == bool(language)):
+        if package in PACKAGES:
+            splitter(rule)
+        return
+    raise UsageError(
+        f"--sentences {rule}: must be rules, lines, blingfire, nupunkt, or sentencex with a "
+        "language, such as sentencex:ko."
+    )
+
+
+def split_sentences(text: str, rule: str = "rules") -> list[str]:
     """The sentences of a document, cleaned.
 
     Args:
         text: the document.
-        rule: "rules" as this module describes; "lines" takes every line as a sentence.
+        rule: "rules" as this module describes; "lines" takes every line as a sentence; else the
+            package that cuts paragraphs, "sentencex" with a language as in "sentencex:ko".
 
     Returns:
         Sentences that hold more than white space.
     """
     if rule == "lines":
         return clean_lines(text)
-    return [sentence for part in clean_document(text) for sentence in split_paragraph(part)]
+    split = split_paragraph if rule == "rules" else splitter(rule)
+    return [sentence for part in clean_document(text) for sentence in split(part)]
+
+
+@lru_cache(maxsize=1)
+def splitter(rule: str) -> Callable[[str], list[str]]:
+    """The function of another package that cuts a paragraph; its sentences are cleaned.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    package, _, language = rule.partition(":")
+    try:
+        cut = _MAKERS[package](language)
+    except ImportError as err:
+        raise UsageError(
+            f"--sentences {package} needs the package {package} ({err}): pip install {package}, or "
+            "take --sentences rules."
+        ) from err
+    return lambda paragraph: clean_parts(cut(paragraph))
+
+
+def _blingfire(_: str) -> Callable[[str], list[str]]:
+    """Microsoft's BlingFire: a finite automaton, several languages."""
+    from blingfire import text_to_sentences
+
+    return lambda paragraph: str(text_to_sentences(paragraph)).split("\n")
+
+
+def _nupunkt(_: str) -> Callable[[str], list[str]]:
+    """nupunkt: Punkt trained on legal text, English."""
+    from nupunkt import sent_tokenize
+
+    return lambda paragraph: list(sent_tokenize(paragraph))
+
+
+def _sentencex(language: str) -> Callable[[str], list[str]]:
+    """Wikimedia's sentencex, with its rules for many languages."""
+    from sentencex import segment
+
+    return lambda paragraph: list(segment(language, paragraph))
+
+
+_MAKERS = {"blingfire": _blingfire, "nupunkt": _nupunkt, "sentencex": _sentencex}
 
 
 def split_paragraph(paragraph: str) -> list[str]:
@@ -75,17 +143,27 @@ def _ends_sentence(paragraph: str, start: int, match: re.Match[str]) -> bool:
     if match["mark"] != ".":
         return True
     word = _last_word(paragraph, start, match.start())
-    following = paragraph[match.end() : match.end() + _LOOK].split(" ", 1)[0].strip(_OPENING)
-    if word in _ABBREVIATIONS or word in _CAPITALISED_ABBREVIATIONS:
-        return word in _MAY_END and following in _NEW_SENTENCE
-    if word.lower() in _NUMBERED and following[:1].isdigit():
+    following = paragraph[match.end() : match.end() + LOOK].split(" ", 1)[0].strip(OPENING)
+    if word in ABBREVIATIONS:
+        return word in MAY_END and following in NEW_SENTENCE
+    if word.lower() in NUMBERED and following[:1].isdigit():
         return False
     if _INITIALS.fullmatch(word) and word != "I":
-        return "." in word and following in _NEW_SENTENCE
+        return "." in word and following in NEW_SENTENCE
     return not (word.isdigit() and match.start() - start == len(word))
 
 
 def _last_word(paragraph: str, start: int, end: int) -> str:
     """The word that ends at `end`, without opening quotes."""
-    found = _LAST_WORD.search(paragraph, max(start, end - _LOOK), end)
+    found = _LAST_WORD.search(paragraph, max(start, end - LOOK), end)
     return found[0] if found else ""
+
+
+def is_initial(character: str) -> bool:
+    """Whether the character can be an initial, as "J" before a full stop."""
+    return _INITIALS.fullmatch(character) is not None
+
+
+def is_word_border(character: str) -> bool:
+    """Whether the word before a full stop begins after the character."""
+    return _LAST_WORD.fullmatch(character) is None

@@ -1,15 +1,15 @@
-"""Writing rows as shards: uncompressed, byte-reproducible tar files whose members are blocks."""
+"""Writing blocks as shards: uncompressed, byte-reproducible tar files whose members are blocks."""
 
 from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 from data_prep.files import atomic_file
-from data_prep.format import Block, IntArray, encode_block, select_rows
+from data_prep.format import Block, encode_block
 from data_prep.manifest import BlockEntry, ShardEntry
 
 _TAR_RECORD = 512
@@ -17,21 +17,14 @@ _END_OF_TAR = bytes(2 * _TAR_RECORD)
 
 
 def write_shards(
-    folder: Path,
-    stem: str,
-    rows: Block,
-    order: IntArray,
-    rows_per_block: int,
-    blocks_per_shard: int,
+    folder: Path, stem: str, blocks: Iterator[Block], blocks_per_shard: int
 ) -> list[ShardEntry]:
-    """Writes `rows` in `order` as `stem-000.tar`, `stem-001.tar`, ...
+    """Writes blocks as `stem-000.tar`, `stem-001.tar`, ...
 
     Args:
         folder: the dataset folder.
         stem: begin of the file names, such as "train-00003".
-        rows: all rows.
-        order: [n], indices of rows.
-        rows_per_block: rows of each block but the last.
+        blocks: the blocks, made as they are written.
         blocks_per_shard: blocks of each shard but the last.
 
     Returns:
@@ -40,12 +33,10 @@ def write_shards(
     Raises:
         OutputError: a shard cannot be written.
     """
-    starts = range(0, len(order), rows_per_block)
-    blocks = (select_rows(rows, order[start : start + rows_per_block]) for start in starts)
-    entries = []
-    for number in range(-(-len(starts) // blocks_per_shard)):
-        part = islice(blocks, blocks_per_shard)
-        entries.append(_write_shard(folder / f"{stem}-{number:03d}.tar", part))
+    entries: list[ShardEntry] = []
+    for first in blocks:
+        part = chain([first], islice(blocks, blocks_per_shard - 1))
+        entries.append(_write_shard(folder / f"{stem}-{len(entries):03d}.tar", part))
     return entries
 
 

@@ -14,7 +14,7 @@ from data_prep.format import Block
 from data_prep.manifest import VOCABULARY_NAME, load_manifest
 from data_prep.wordpiece import Vocabulary, join_pieces, load_vocabulary
 
-_LABELS = {
+_LABELS: dict[str | None, tuple[str, str]] = {
     "next_sentence_label": ("B follows A", "B is from another document"),
     "sentence_order_label": ("A and B in order", "A and B swapped"),
 }
@@ -32,7 +32,7 @@ class _Row(NamedTuple):
     segment_a_length: int
     originals: dict[int, int]
     """Piece that stood at each masked position."""
-    label: int
+    label: int | None
 
 
 def show_rows(folder: Path, split: str, start: int, count: int, is_coloured: bool) -> Iterator[str]:
@@ -80,22 +80,27 @@ def _row(block: Block, index: int, number: int, where: str) -> _Row:
     masked = slice(mask_end[index] - block.num_predictions[index], mask_end[index])
     positions = block.masked_lm_positions[masked].tolist()
     originals = dict(zip(positions, block.masked_lm_ids[masked].tolist(), strict=True))
-    segment_a, label = int(block.segment_a_length[index]), int(block.pair_label[index])
+    segment_a = int(block.segment_a_length[index])
+    label = None if block.pair_label is None else int(block.pair_label[index])
     return _Row(
         number, f"{where} row {index}", block.tokens[tokens].tolist(), segment_a, originals, label
     )
 
 
-def _text(row: _Row, vocabulary: Vocabulary, label_name: str, is_coloured: bool) -> str:
+def _text(row: _Row, vocabulary: Vocabulary, label_name: str | None, is_coloured: bool) -> str:
     """A row as a heading and a line for each segment."""
-    if max(row.tokens) >= len(vocabulary) or max(row.originals.values()) >= len(vocabulary):
+    if max([*row.tokens, *row.originals.values()]) >= len(vocabulary):
         raise DataError(f"{row.where}: a piece is not in the vocabulary; the data is damaged.")
     pieces = [_piece(row, position, vocabulary, is_coloured) for position in range(len(row.tokens))]
     segment_a, segment_b = pieces[: row.segment_a_length], pieces[row.segment_a_length :]
-    return (
+    heading = (
         f"\nrow {row.number} ({row.where}): {len(row.tokens)} tokens, "
-        f"{len(row.originals)} predictions, {label_name} {row.label} "
-        f"({_LABELS[label_name][row.label]})\n"
+        f"{len(row.originals)} predictions"
+    )
+    if row.label is None:
+        return f"{heading}\nA: {join_pieces(segment_a)}"
+    return (
+        f"{heading}, {label_name} {row.label} ({_LABELS[label_name][row.label]})\n"
         f"A: {join_pieces(segment_a)}\nB: {join_pieces(segment_b)}"
     )
 

@@ -1,8 +1,9 @@
 """The files between map and reduce: tokenised documents, in columns, sorted into sections.
 
-A map task writes one spill. A section holds the documents of one split and one fine bucket, so that
-a reduce task reads only what it needs. Which split a document is in is decided by its text alone:
-equal texts always lie on the same side.
+A map task writes one spill. A section holds documents of one split and one fine bucket, so that a
+reduce task reads only what it needs; a task that meets much text writes sections of the same bucket
+more than once, and so holds little of it in memory. Which split a document is in is decided by its
+text alone: equal texts always lie on the same side.
 
 Legend: D documents, S sentences, T tokens of a section.
 """
@@ -10,34 +11,22 @@ Legend: D documents, S sentences, T tokens of a section.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.files import atomic_file
-from data_prep.format import IntArray
+from data_prep.compiled import compiled
+from data_prep.encode import Encoded
+from data_prep.format import IntArray, UnsignedArray
+from data_prep.manifest import SPLITS
 
 _DOCUMENT = np.dtype(
     [("input", "<u4"), ("offset", "<u8"), ("content", "<u8"), ("sentences", "<u4")]
 )
-
-
-class TokenisedDocument(NamedTuple):
-    """One document after the map stage."""
-
-    input: int
-    """Index of its input file."""
-    offset: int
-    """Byte offset in the decompressed file."""
-    content: int
-    """Hash of its text, 64 bits."""
-    sentence_lengths: list[int]
-    """Tokens of each sentence, none of them 0."""
-    ids: list[int]
-    """Piece ids of all sentences, end to end."""
+_HELD_TOKENS = 1 << 22
 
 
 class Section(NamedTuple):
@@ -64,69 +53,134 @@ class Columns:
 
     documents: npt.NDArray[Any]
     sentence_lengths: npt.NDArray[np.uint32]
-    ids: IntArray
+    ids: UnsignedArray
 
-    def kept(self, keep: npt.NDArray[np.bool_]) -> Columns:
-        """The documents marked in `keep` [D]."""
-        sentence = np.repeat(keep, self.documents["sentences"])
-        token = np.repeat(sentence, self.sentence_lengths)
-        return Columns(self.documents[keep], self.sentence_lengths[sentence], self.ids[token])
+    def taken(self, order: IntArray) -> Columns:
+        """Some of the documents, in the given order [m]."""
+        sentences = self.documents["sentences"].astype(np.int64)
+        first = np.cumsum(sentences) - sentences
+        ends = np.concatenate([[0], np.cumsum(self.sentence_lengths, dtype=np.int64)])
+        starts = ends[first]
+        tokens = ends[first + sentences] - starts
+        return Columns(
+            self.documents[order],
+            take_spans(self.sentence_lengths, first[order], sentences[order]),
+            take_spans(self.ids, starts[order], tokens[order]),
+        )
 
 
-@dataclass
-class _Open:
-    """A section that is still being filled."""
+@compiled
+def take_spans(values: npt.NDArray[Any], starts: IntArray, sizes: IntArray) -> npt.NDArray[Any]:
+    """The elements of some spans, one span after the other.
 
-    documents: list[tuple[int, int, int, int]] = field(default_factory=list)
-    sentence_lengths: list[npt.NDArray[np.uint32]] = field(default_factory=list)
-    ids: list[IntArray] = field(default_factory=list)
+    Args:
+        values: one-dimensional.
+        starts: int64 [m], first index of each span.
+        sizes: int64 [m], elements of each span.
+    """
+    taken = np.empty(sizes.sum(), values.dtype)
+    place = 0
+    for span in range(len(starts)):
+        for index in range(starts[span], starts[span] + sizes[span]):
+            taken[place] = values[index]
+            place += 1
+    return taken
 
 
 class SpillWriter:
     """Gathers the documents of a map task and writes them section by section.
 
     Args:
+        file: the spill, empty.
         dtype: dtype of piece ids.
     """
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._dtype = dtype
-        self._sections: dict[tuple[str, int], _Open] = {}
+    def __init__(self, file: BinaryIO, dtype: np.dtype[Any]) -> None:
+        self._file, self._dtype = file, dtype
+        self._held: list[tuple[Columns, IntArray]] = []
+        self._held_tokens = 0
+        self.sections: list[Section] = []
+        """Where all sections lie that were written."""
 
-    def add(self, document: TokenisedDocument, split: str, bucket: int) -> None:
-        """Puts a document into its section."""
-        section = self._sections.setdefault((split, bucket), _Open())
-        lengths = np.array(document.sentence_lengths, np.uint32)
-        section.documents.append((document.input, document.offset, document.content, len(lengths)))
-        section.sentence_lengths.append(lengths)
-        section.ids.append(np.array(document.ids, self._dtype))
+    def add(
+        self,
+        encoded: Encoded,
+        place: tuple[int, npt.NDArray[np.uint64]],
+        is_valid: npt.NDArray[np.bool_],
+        bucket: IntArray,
+    ) -> None:
+        """Takes documents in.
 
-    def write(self, path: Path) -> list[Section]:
-        """Writes all sections to `path` and says where they lie."""
-        with atomic_file(path) as file:
-            return [
-                _write_section(file, split, bucket, section)
-                for (split, bucket), section in sorted(self._sections.items())
-            ]
+        Args:
+            encoded: the documents; each holds a piece.
+            place: their input, and the offset of each in it.
+            is_valid: bool [D], whether each is held out.
+            bucket: int64 [D].
+        """
+        documents = np.empty(len(bucket), _DOCUMENT)
+        documents["input"], documents["offset"] = place
+        documents["content"], documents["sentences"] = encoded.content, encoded.num_sentences
+        columns = Columns(documents, encoded.sentence_lengths, encoded.ids)
+        self._held.append((columns, 2 * bucket + is_valid))
+        self._held_tokens += len(encoded.ids)
+        if self._held_tokens >= _HELD_TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is held."""
+        if not self._held:
+            return
+        columns = joined(columns for columns, _ in self._held)
+        keys = np.concatenate([keys for _, keys in self._held])
+        self._held, self._held_tokens = [], 0
+        if not len(keys):
+            return
+        order = np.argsort(keys, kind="stable")
+        columns, keys = columns.taken(order), keys[order]
+        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        ends = [*starts[1:].tolist(), len(keys)]
+        sentences = np.concatenate([[0], np.cumsum(columns.documents["sentences"], dtype=int)])
+        tokens = np.concatenate([[0], np.cumsum(columns.sentence_lengths, dtype=int)])
+        for start, end in zip(starts.tolist(), ends, strict=True):
+            first, last = int(sentences[start]), int(sentences[end])
+            part = Columns(
+                columns.documents[start:end],
+                columns.sentence_lengths[first:last],
+                columns.ids[int(tokens[first]) : int(tokens[last])],
+            )
+            bucket, is_valid = divmod(int(keys[start]), 2)
+            self.sections.append(_write_section(self._file, SPLITS[is_valid], bucket, part))
 
 
-def _write_section(file: BinaryIO, split: str, bucket: int, section: _Open) -> Section:
+def _write_section(file: BinaryIO, split: str, bucket: int, columns: Columns) -> Section:
     """Writes one section at the end of `file`."""
     offset = file.tell()
-    lengths, ids = np.concatenate(section.sentence_lengths), np.concatenate(section.ids)
-    file.write(np.array(section.documents, _DOCUMENT).tobytes())
-    file.write(lengths.tobytes())
-    file.write(ids.tobytes())
-    return Section(split, bucket, offset, len(section.documents), len(lengths), len(ids))
+    file.write(columns.documents.tobytes())
+    file.write(columns.sentence_lengths.tobytes())
+    file.write(columns.ids.tobytes())
+    counts = len(columns.documents), len(columns.sentence_lengths), len(columns.ids)
+    return Section(split, bucket, offset, *counts)
 
 
 def read_section(path: Path, section: Section, dtype: np.dtype[Any]) -> Columns:
     """Reads one section of a spill."""
     with path.open("rb") as file:
-        file.seek(section.offset)
-        documents = np.fromfile(file, _DOCUMENT, section.documents)
+        documents = _read_documents(file, section)
         lengths = np.fromfile(file, np.uint32, section.sentences)
         return Columns(documents, lengths, np.fromfile(file, dtype, section.tokens))
+
+
+def read_contents(path: Path, sections: Iterable[Section]) -> npt.NDArray[np.uint64]:
+    """The content hashes of the documents of some sections of one spill."""
+    with path.open("rb") as file:
+        found = [_read_documents(file, section)["content"] for section in sections]
+    return np.concatenate(found) if found else np.zeros(0, np.uint64)
+
+
+def _read_documents(file: BinaryIO, section: Section) -> npt.NDArray[Any]:
+    """The first column of a section."""
+    file.seek(section.offset)
+    return np.fromfile(file, _DOCUMENT, section.documents)
 
 
 def joined(columns: Iterable[Columns]) -> Columns:

@@ -1,23 +1,31 @@
-"""`bert-prep stats`: distributions of a dataset folder as text."""
+"""`bert-prep stats`: distributions of a dataset folder as text, and what in them needs a look."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from data_prep.compiled import compiled
 from data_prep.dataset import read_split
+from data_prep.format import Block, IntArray, UnsignedArray
 from data_prep.manifest import SPLITS, VOCABULARY_NAME, Manifest, Totals, load_manifest
+from data_prep.recipes import PhaseRows, read_phases
+from data_prep.scan import finish_hash, hash_piece
 from data_prep.wordpiece import Vocabulary, load_vocabulary
 
+MOST_REPEATED = 0.01
+"""Share of rows with the text of another row above which there is a warning."""
 _BAR_WIDTH = 40
 _BINS = 16
+_KEPT_HASHES = 1 << 22
 
 
 @dataclass
-class _Counts:
+class Counts:
     """Sums that the manifest does not hold."""
 
     masked: int = 0
@@ -26,67 +34,172 @@ class _Counts:
     """Predictions whose token is the original piece."""
     unknown: int = 0
     """[UNK] in the original text, masked positions included."""
+    repeated_share: float = 0.0
+    """Share of the rows whose pieces a row before them has; estimated where there are many."""
+    _hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    _ones: int = 0
+
+    def add_hashes(self, hashes: npt.NDArray[np.uint64]) -> None:
+        """Takes in hashes of rows; of too many only those that end in some zeros are kept."""
+        kept = np.concatenate([self._hashes, hashes[hashes & np.uint64(self._ones) == 0]])
+        while len(kept) > _KEPT_HASHES:
+            self._ones = 2 * self._ones + 1
+            kept = kept[kept & np.uint64(self._ones) == 0]
+        self._hashes = kept
+
+    def finish(self) -> None:
+        """Works out `repeated_share`."""
+        self.repeated_share = 1 - len(np.unique(self._hashes)) / max(len(self._hashes), 1)
 
 
-def describe_folder(folder: Path) -> Iterator[str]:
+def describe_folder(folder: Path, recipe: Path | None = None) -> Iterator[str]:
     """Lines about both splits of a dataset folder.
+
+    Args:
+        folder: the dataset folder.
+        recipe: a recipe folder, to say how many epochs it trains.
 
     Raises:
         DataError: the folder is no dataset, or a shard is damaged.
+        UsageError: the recipe cannot be read.
     """
     manifest = load_manifest(folder)
     vocabulary = load_vocabulary(folder / VOCABULARY_NAME)
+    phases = read_phases(recipe)
     yield (
         f"{folder}: sequence_length {manifest.sequence_length}, vocabulary of "
         f"{manifest.vocabulary.size} pieces, fingerprint {manifest.fingerprint[:16]}"
     )
+    yield from _document_lines(manifest)
+    yield from epoch_lines(manifest, phases)
     for split in SPLITS:
         totals = manifest.totals(split)
         yield f"\n{split}: {totals.rows} rows in {len(manifest.shards(split))} shards"
         if totals.rows:
-            counts = _count(folder, manifest, split, vocabulary)
+            counts = count_split(folder, manifest, split, vocabulary)
             yield from _lines(manifest, totals, counts, vocabulary)
 
 
-def _count(folder: Path, manifest: Manifest, split: str, vocabulary: Vocabulary) -> _Counts:
+def summary_lines(folder: Path, manifest: Manifest, phases: list[PhaseRows]) -> Iterator[str]:
+    """What a preparation has made, in a few lines."""
+    train, valid = manifest.train_totals, manifest.valid_totals
+    size = sum(shard.bytes for split in SPLITS for shard in manifest.shards(split))
+    shards = sum(len(manifest.shards(split)) for split in SPLITS)
+    yield (
+        f"{folder}: {train.rows} train rows, {valid.rows} valid rows, "
+        f"{train.tokens + valid.tokens} tokens in {shards} shards of {size / 1e6:.1f} MB; "
+        f"{padding_share(manifest, train):.1%} padding if rows were padded to full length"
+    )
+    yield from _document_lines(manifest)
+    yield from epoch_lines(manifest, phases)
+
+
+def _document_lines(manifest: Manifest) -> Iterator[str]:
+    """What the text itself is like."""
+    share = manifest.repeated_documents / max(manifest.documents, 1)
+    yield f"  documents           {manifest.documents}, {share:.2%} with the text of another one"
+    if share > MOST_REPEATED:
+        yield f"  WARNING: over {MOST_REPEATED:.0%} of the documents repeat another's text"
+    if manifest.unknown_characters:
+        named = ", ".join(
+            f"{name!r} U+{ord(name):04X} {count}" for name, count in manifest.unknown_characters
+        )
+        yield f"  unknown characters  {named}"
+
+
+def epoch_lines(manifest: Manifest, phases: list[PhaseRows]) -> Iterator[str]:
+    """How often the phases of a recipe at this sequence length go through the train split."""
+    for phase in phases:
+        if phase.sequence_length == manifest.sequence_length and manifest.train_totals.rows:
+            epochs = phase.rows / manifest.train_totals.rows
+            uses = epochs * float(manifest.parameters["duplicate_factor"])
+            yield (
+                f"  {phase.name:<18}  {phase.rows} rows: {epochs:.3g} epochs, each text "
+                f"{uses:.3g} times"
+            )
+
+
+def count_split(folder: Path, manifest: Manifest, split: str, vocabulary: Vocabulary) -> Counts:
     """Reads all rows of a split."""
     special = vocabulary.special_ids
-    counts = _Counts()
+    counts = Counts()
     for _, block in read_split(folder, manifest, split):
-        length = block.length.astype(np.int64)
-        start = np.cumsum(length) - length
-        at = np.repeat(start, block.num_predictions) + block.masked_lm_positions
+        at = predicted_places(block)
         shown, original = block.tokens[at], block.masked_lm_ids
         counts.masked += int(np.count_nonzero(shown == special["[MASK]"]))
         counts.kept += int(np.count_nonzero(shown == original))
-        counts.unknown += int(np.count_nonzero(block.tokens == special["[UNK]"]))
-        counts.unknown += int(np.count_nonzero(original == special["[UNK]"]))
-        counts.unknown -= int(np.count_nonzero(shown == special["[UNK]"]))
+        tokens = block.tokens.copy()
+        tokens[at] = original
+        counts.unknown += int(np.count_nonzero(tokens == special["[UNK]"]))
+        counts.add_hashes(_row_hashes(tokens, block.length.astype(np.int64)))
+    counts.finish()
     return counts
 
 
+def predicted_places(block: Block) -> IntArray:
+    """Where in `tokens` the masked positions of all rows lie, int64 [P]."""
+    length = block.length.astype(np.int64)
+    start = np.cumsum(length) - length
+    return np.asarray(np.repeat(start, block.num_predictions) + block.masked_lm_positions)
+
+
+@compiled
+def _row_hashes(tokens: UnsignedArray, length: IntArray) -> npt.NDArray[np.uint64]:
+    """A hash of the pieces of every row, uint64 [n]."""
+    hashes = np.empty(len(length), np.uint64)
+    place = 0
+    for row in range(len(length)):
+        hashed = np.uint64(0)
+        for token in range(place, place + length[row]):
+            hashed = hash_piece(hashed, np.uint64(tokens[token]))
+        hashes[row] = finish_hash(hashed)
+        place += length[row]
+    return hashes
+
+
+def padding_share(manifest: Manifest, totals: Totals) -> float:
+    """Share of the positions that are padding if every row is padded to full length."""
+    return 1 - totals.tokens / (totals.rows * manifest.sequence_length)
+
+
 def _lines(
-    manifest: Manifest, totals: Totals, counts: _Counts, vocabulary: Vocabulary
+    manifest: Manifest, totals: Totals, counts: Counts, vocabulary: Vocabulary
 ) -> Iterator[str]:
     """The figures of one split."""
-    rows, tokens, predictions = totals.rows, totals.tokens, totals.predictions
-    text_tokens = tokens - 3 * rows
-    changed = predictions - counts.masked - counts.kept
-    padding = 1 - tokens / (rows * manifest.sequence_length)
-    commonest = vocabulary.pieces[totals.commonest_prediction_id]
+    rows, tokens = totals.rows, totals.tokens
+    text_tokens = tokens - (3 if manifest.pair_label_name else 2) * rows
+    padding = padding_share(manifest, totals)
     yield f"  tokens              {tokens} ({tokens / rows:.1f} a row)"
     yield f"  padding             {padding:.1%} if every row were padded to full length"
-    yield f"  {manifest.pair_label_name} 1  {totals.label_1 / rows:.1%}"
-    yield f"  predictions         {predictions} ({predictions / tokens:.1%} of the tokens)"
+    if manifest.pair_label_name:
+        yield f"  {manifest.pair_label_name} 1  {totals.label_1 / rows:.1%}"
+    if totals.predictions:
+        yield from _prediction_lines(totals, counts, vocabulary)
+    else:
+        yield "  predictions         none: the reader masks"
+    yield f"  unknown pieces      {counts.unknown / text_tokens:.3%} of the text"
+    yield f"  repeated rows       {counts.repeated_share:.2%} have the text of another row"
+    if counts.repeated_share > MOST_REPEATED:
+        yield (
+            f"  WARNING: over {MOST_REPEATED:.0%} of the rows repeat another's text; documents "
+            "shorter than a row do so by the duplicate factor, others because the text repeats"
+        )
+    yield "  tokens a row"
+    yield from _histogram(totals.length_histogram)
+
+
+def _prediction_lines(totals: Totals, counts: Counts, vocabulary: Vocabulary) -> Iterator[str]:
+    """The figures about masked positions."""
+    predictions = totals.predictions
+    changed = predictions - counts.masked - counts.kept
+    commonest = vocabulary.pieces[totals.commonest_prediction_id]
+    share = totals.commonest_prediction_count / predictions
+    yield f"  predictions         {predictions} ({predictions / totals.tokens:.1%} of the tokens)"
     yield (
         f"    [MASK] {counts.masked / predictions:.1%}, kept {counts.kept / predictions:.1%}, "
         f"random {changed / predictions:.1%} (a random piece equal to the original counts as kept)"
     )
-    share = totals.commonest_prediction_count / predictions
     yield f"    commonest           {commonest!r}, {share:.1%}: the accuracy of always saying so"
-    yield f"  unknown pieces      {counts.unknown / text_tokens:.3%} of the text"
-    yield "  tokens a row"
-    yield from _histogram(totals.length_histogram)
 
 
 def _histogram(counts: tuple[int, ...]) -> Iterator[str]:

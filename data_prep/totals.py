@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,19 +20,30 @@ class TotalsSummer:
     """
 
     def __init__(self, sequence_length: int, vocabulary_size: int) -> None:
-        self._histogram = np.zeros(sequence_length + 1, np.int64)
-        self._counts = np.zeros(vocabulary_size, np.int64)
-        self._label_1 = 0
+        self.histogram = np.zeros(sequence_length + 1, np.int64)
+        """Rows by their number of tokens."""
+        self.prediction_counts = np.zeros(vocabulary_size, np.int64)
+        """How often each piece is to be predicted."""
+        self.label_1 = 0
 
     def add(self, block: Block) -> None:
         """Adds the rows of a block that was checked."""
-        self._histogram += np.bincount(block.length, minlength=len(self._histogram))
-        self._counts += np.bincount(block.masked_lm_ids, minlength=len(self._counts))
-        self._label_1 += int(block.pair_label.sum(dtype=np.int64))
+        self.histogram += np.bincount(block.length, minlength=len(self.histogram))
+        self.prediction_counts += np.bincount(
+            block.masked_lm_ids, minlength=len(self.prediction_counts)
+        )
+        if block.pair_label is not None:
+            self.label_1 += int(block.pair_label.sum(dtype=np.int64))
+
+    def counted(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The blocks, added as they pass."""
+        for block in blocks:
+            self.add(block)
+            yield block
 
     def totals(self) -> Totals:
         """The sums so far."""
-        return make_totals(self._histogram, self._counts, self._label_1)
+        return make_totals(self.histogram, self.prediction_counts, self.label_1)
 
 
 def make_totals(

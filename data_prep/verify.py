@@ -117,14 +117,22 @@ class BlockChecker:
         rows = np.arange(len(block))
         segment_a = block.segment_a_length.astype(np.int64)
         counts = block.num_predictions.astype(np.int64)
-        _rule(where, rows, (length < 5) | (length > self._manifest.sequence_length), "length")
-        _rule(where, rows, (segment_a < 3) | (segment_a > length - 2), "segment_a_length")
-        most = self._manifest.max_predictions_per_seq
-        _rule(where, rows, (counts < 1) | (counts > most), "num_predictions")
+        has_pairs = self._manifest.pair_label_name is not None
+        shortest, last_a = (5, length - 2) if has_pairs else (3, length)
+        _rule(
+            where, rows, (length < shortest) | (length > self._manifest.sequence_length), "length"
+        )
+        _rule(where, rows, (segment_a < 3) | (segment_a > last_a), "segment_a_length")
+        if not has_pairs:
+            _rule(where, rows, segment_a != length, "segment_a_length: a second segment")
+        is_masked = self._manifest.parameters["masking"] != "none"
+        fewest, most = (1, self._manifest.max_predictions_per_seq) if is_masked else (0, 0)
+        _rule(where, rows, (counts < fewest) | (counts > most), "num_predictions")
         ends = np.stack([start + segment_a - 1, start + length - 1], axis=1)
         _rule(where, rows, block.tokens[start] != self._cls, "tokens: no [CLS] first")
         _rule(where, rows, (block.tokens[ends] != self._sep).any(axis=1), "tokens: no [SEP] at end")
-        _rule(where, rows, block.pair_label > 1, self._manifest.pair_label_name)
+        if block.pair_label is not None:
+            _rule(where, rows, block.pair_label > 1, str(block.pair_label_name))
         token_row = np.repeat(rows, length)
         _rule(where, token_row, block.tokens >= self._manifest.vocabulary.size, "tokens: no piece")
         _rule(where, token_row, block.tokens == self._pad, "tokens: padding")
@@ -140,13 +148,17 @@ class BlockChecker:
             "segment_a_length": np.dtype(np.uint16),
             "num_predictions": count_dtype(self._manifest.max_predictions_per_seq),
             "masked_lm_positions": position_dtype(self._manifest.sequence_length),
-            "pair_label": np.dtype(np.uint8),
         }
+        if block.pair_label is not None:
+            expected["pair_label"] = np.dtype(np.uint8)
         for name, dtype in expected.items():
             if getattr(block, name).dtype != dtype:
                 raise DataError(f"{where}: field {name} is not {dtype}.")
         if block.pair_label_name != self._manifest.pair_label_name:
-            raise DataError(f"{where}: the label is not {self._manifest.pair_label_name}.")
+            raise DataError(
+                f"{where}: the label is {block.pair_label_name}, the manifest says "
+                f"{self._manifest.pair_label_name}."
+            )
 
     def _check_predictions(
         self, block: Block, where: str, row: IntArray, length: IntArray, segment_a: IntArray

@@ -17,7 +17,7 @@ from data_prep.inputs import TextFormat, find_inputs, hash_input
 from data_prep.manifest import InputEntry
 from data_prep.plan import differences
 from data_prep.progress import Progress
-from data_prep.readers import read_documents
+from data_prep.readers import read_chunks
 from data_prep.version import tool_version
 from data_prep.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
 from data_prep.wordpiece import Vocabulary, load_vocabulary
@@ -57,7 +57,7 @@ def make_vocabulary(job: VocabularyJob) -> str:
     """
     if job.output.suffix == ".json":
         raise UsageError(f"--output {job.output}: the record takes the name in .json; use .txt.")
-    entries = [hash_input(path) for path in find_inputs(job.inputs, [job.output])]
+    entries = [hash_input(path) for path in find_inputs(job.inputs, [job.output]).paths]
     parameters = {**asdict(job.options), **asdict(job.text_format)}
     identity = {
         "parameters": parameters,
@@ -88,8 +88,9 @@ def _texts(entries: Sequence[InputEntry], text_format: TextFormat) -> Iterator[s
     """All text, cleaned as it will be before it is tokenised."""
     with Progress("words", sum(entry.bytes for entry in entries), "B") as progress:
         for entry in entries:
-            for document in read_documents(entry.path, text_format):
-                yield from clean_document(document.text)
+            for chunk in read_chunks(entry.path, text_format):
+                for text in chunk.texts():
+                    yield from clean_document(text)
             progress.advance(entry.bytes)
 
 

@@ -13,11 +13,12 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from data_prep.errors import DataError
-from data_prep.executor import Executor
+from data_prep import map_stage
+from data_prep.errors import DataError, UsageError
+from data_prep.executor import CLAIMS_NAME, RUNNING_NAME, Executor, was_running
 from data_prep.files import TEMPORARY_SUFFIX, atomic_file, make_folder
 from data_prep.inputs import find_inputs, hash_inputs
 from data_prep.manifest import (
@@ -36,10 +37,12 @@ from data_prep.plan import (
     load_plan,
     make_plan,
     manifest_identity,
+    mended_plan,
     write_plan,
 )
 from data_prep.progress import Progress
 from data_prep.reduce_stage import dataset_folder
+from data_prep.timings import StageClock
 from data_prep.version import tool_version
 from data_prep.wordpiece import Vocabulary
 
@@ -47,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 WORK_NAME = "work"
 GROUPS_DONE_NAME = "groups.json"
+INPUT_ERROR_NAME = "input_error.json"
+"""What was wrong with an input; such a work folder is gone on with after the input was changed."""
+_HIGHEST_WEIGHT = 1_000
 _WORK_FOLDERS = ("map", "groups", "reduce")
 
 
@@ -62,6 +68,13 @@ class Preparation:
     options: ShardOptions
     task_bytes: int | None = None
     """Bytes of a map task; None chooses. Never changes a byte of the result."""
+    weights: Sequence[float] | None = None
+    """How often the documents of each of `inputs` are used, as a multiple of the duplicate
+    factor; None is once for all."""
+    clock: StageClock = field(default_factory=StageClock)
+    """Gathers the time of the stages."""
+    recipe: Path | None = None
+    """A training recipe, for the epochs in the summary; None takes the published one."""
 
 
 @contextmanager
@@ -97,9 +110,14 @@ def _lock(output: Path) -> int | None:
 def ready_plan(preparation: Preparation) -> Plan | None:
     """The plan to work on, written into the work folder; None where all is done already."""
     apart = [preparation.output_dir, Path(preparation.vocabulary_path)]
-    inputs = find_inputs(preparation.inputs, apart)
-    with Progress("inputs", len(inputs), "files") as progress:
-        entries = hash_inputs(inputs, lambda size: progress.advance(1))
+    weights = _weights(preparation)
+    found = find_inputs(preparation.inputs, apart)
+    with Progress("inputs", sum(map(os.path.getsize, found.paths)), "B") as progress:
+        hashed = hash_inputs(found.paths, progress.advance)
+    entries = [
+        replace(entry, weight=weights[given])
+        for entry, given in zip(hashed, found.given, strict=True)
+    ]
     vocabulary = preparation.vocabulary
     entry = VocabularyEntry(
         vocabulary.sha256, len(vocabulary), vocabulary.lowercase, vocabulary.strip_accents
@@ -116,9 +134,27 @@ def ready_plan(preparation: Preparation) -> Plan | None:
         return None
     of_missing = replace(plan, options=_only_lengths(plan.options, missing))
     if (work / PLAN_NAME).is_file():
-        return _resumed(work, plan, of_missing)
+        return _resumed(work, plan, of_missing, Path(preparation.vocabulary_path))
     _start(work, of_missing, Path(preparation.vocabulary_path))
     return of_missing
+
+
+def _weights(preparation: Preparation) -> Sequence[float]:
+    """The weight of each of the inputs as given; UsageError where they do not fit."""
+    weights = preparation.weights
+    if weights is None:
+        return [1.0] * len(preparation.inputs)
+    if len(weights) != len(preparation.inputs):
+        raise UsageError(
+            f"--weights has {len(weights)} values, --input {len(preparation.inputs)}; give one for "
+            "each file or folder named."
+        )
+    for weight in weights:
+        if not 0 < weight <= _HIGHEST_WEIGHT:
+            raise UsageError(
+                f"--weights {weight:g}: must be above 0 and at most {_HIGHEST_WEIGHT}."
+            )
+    return weights
 
 
 def _discard_finished(work: Path) -> None:
@@ -134,7 +170,8 @@ def _remove_work(work: Path) -> None:
     """Removes a work folder without a use; DataError where it is none of ours."""
     if not work.exists():
         return
-    ours = {PLAN_NAME, GROUPS_DONE_NAME, VOCABULARY_NAME, *_WORK_FOLDERS}
+    ours = {PLAN_NAME, GROUPS_DONE_NAME, VOCABULARY_NAME, INPUT_ERROR_NAME, *_WORK_FOLDERS}
+    ours |= {RUNNING_NAME, CLAIMS_NAME}
     names = {path.name for path in work.iterdir() if not path.name.endswith(TEMPORARY_SUFFIX)}
     if names - ours:
         raise DataError(
@@ -181,28 +218,70 @@ def _refusal(folder: Path, what: str, found: Sequence[str]) -> str:
     )
 
 
-def _resumed(work: Path, plan: Plan, of_missing: Plan) -> Plan:
+def _resumed(work: Path, plan: Plan, of_missing: Plan, vocabulary_path: Path) -> Plan:
     """The plan of an interrupted run, if it is `plan`, or `plan` for the lengths not yet made."""
     load_plan.cache_clear()
     there = load_plan(work)
-    found = differences(there.identity(), plan.identity())
-    if not differences(there.identity(), of_missing.identity()):
-        found = []
+    wanted = plan if differences(there.identity(), of_missing.identity()) else of_missing
+    found = differences(there.identity(), wanted.identity())
     recorded = json.loads((work / PLAN_NAME).read_text(encoding="utf-8"))["tool_version"]
     if recorded != tool_version():
         found.append(f"tool_version: {recorded} there, {tool_version()} now")
+    if found and (work / INPUT_ERROR_NAME).is_file():
+        return _mended(work, there, of_missing, vocabulary_path)
     if found:
         raise DataError(_refusal(work, "an unfinished preparation", found))
-    same_paths = [entry.path for entry in there.inputs] == [entry.path for entry in plan.inputs]
-    if not same_paths:
-        there = replace(there, inputs=plan.inputs)
-        write_plan(there, work)
-        load_plan.cache_clear()
+    if [entry.path for entry in there.inputs] != [entry.path for entry in wanted.inputs]:
+        there = _rewritten(work, replace(there, inputs=wanted.inputs))
+    _say_what_was_running(work)
+    _remove_temporary(work)
+    logger.info("%s: going on with an interrupted preparation", work.parent)
+    return there
+
+
+def _mended(work: Path, there: Plan, plan: Plan, vocabulary_path: Path) -> Plan:
+    """The plan after an input was found wanting and the inputs were changed; what can is kept."""
+    mended = None if (work / GROUPS_DONE_NAME).is_file() else mended_plan(there, plan)
+    if mended is None:
+        logger.info("%s: other inputs or parameters than before, beginning anew", work.parent)
+        discard(work, [dataset_folder(work, n) for n in there.options.sequence_length])
+        _start(work, plan, vocabulary_path)
+        return plan
+    for number in mended[1]:
+        map_stage.result_path(work, number).unlink(missing_ok=True)
+    _remove_temporary(work)
+    logger.info(
+        "%s: inputs have changed; %d of %d map tasks are done anew",
+        work.parent,
+        len(mended[1]),
+        len(there.tasks),
+    )
+    rewritten = _rewritten(work, mended[0])
+    (work / INPUT_ERROR_NAME).unlink()
+    return rewritten
+
+
+def _rewritten(work: Path, plan: Plan) -> Plan:
+    """The plan, once it lies in the work folder."""
+    write_plan(plan, work)
+    load_plan.cache_clear()
+    return plan
+
+
+def _remove_temporary(work: Path) -> None:
+    """Removes what a killed run was writing, and what it said about itself."""
     for folder in (work, *(work / name for name in _WORK_FOLDERS)):
         for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
             path.unlink(missing_ok=True)
-    logger.info("%s: going on with an interrupted preparation", work.parent)
-    return there
+    for name in (RUNNING_NAME, CLAIMS_NAME):
+        shutil.rmtree(work / name, ignore_errors=True)
+
+
+def _say_what_was_running(work: Path) -> None:
+    """Names what a killed run was at work on."""
+    running = was_running(work)
+    if running:
+        logger.info("the run before ended while at work on %s", "; ".join(running))
 
 
 def _start(work: Path, plan: Plan, vocabulary_path: Path) -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from data_prep.errors import DataPrepError, InputError, UsageError
 from data_prep.executor import (
+    CLAIMS_NAME,
     MpiExecutor,
     ProcessExecutor,
     SerialExecutor,
     make_executor,
     mpi_size,
+    was_running,
 )
 
 
@@ -38,7 +44,10 @@ def test_every_item_is_done_once(executor: SerialExecutor, tmp_path: Path) -> No
         executor.run(touch, tmp_path, list(range(7)), done.append)
         executor.run(touch, tmp_path, [7, 8], done.append)
     assert sorted(done) == list(range(9))
-    writers = {path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
+    assert was_running(tmp_path) == []
+    files = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert len(files) == 9
+    writers = {path.read_text(encoding="utf-8") for path in files}
     assert (str(os.getpid()) in writers) == (executor.size == 1)
 
 
@@ -48,47 +57,105 @@ def test_an_error_in_a_process_is_raised_here(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_killed_is_reported_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(DataPrepError, match=r"worker process died.*smaller -j"):
+    with pytest.raises(
+        DataPrepError, match=r"worker process died.*at work on.*item [12] of a\.txt.*smaller -j"
+    ):
         with ProcessExecutor(2) as executor:
-            executor.run(die, tmp_path, [1, 2], lambda item: None)
+            executor.run(
+                die, tmp_path, [1, 2], lambda item: None, lambda item: f"item {item} of a.txt"
+            )
+    assert was_running(tmp_path)[0].endswith("of a.txt")
 
 
-class FakeRank:
-    """What `MpiExecutor` asks of a communicator, for one rank that hears itself alone."""
+class Shared:
+    """What ranks share."""
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size = rank, size
-        self.others: list[DataPrepError | None] = []
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.barrier = threading.Barrier(size, timeout=20)
+        self.values: list[object] = [None] * size
+
+
+class Rank:
+    """What `MpiExecutor` asks of a communicator, between threads of this process."""
+
+    def __init__(self, rank: int, shared: Shared) -> None:
+        self._rank, self._shared = rank, shared
 
     def Get_rank(self) -> int:
         return self._rank
 
     def Get_size(self) -> int:
-        return self._size
+        return self._shared.size
 
     def bcast(self, value: object, root: int) -> object:
-        return value
+        return self.allgather(value)[root]
 
     def allgather(self, value: object) -> list[object]:
-        return [*self.others, value]
+        self._shared.barrier.wait()
+        self._shared.values[self._rank] = value
+        self._shared.barrier.wait()
+        return list(self._shared.values)
 
 
-def test_ranks_share_the_items_and_all_hear_of_an_error(tmp_path: Path) -> None:
+def on_ranks(size: int, work: Callable[[MpiExecutor], object]) -> list[object]:
+    """Calls `work` on every rank; what it returns or raises, by rank."""
+    shared = Shared(size)
+
+    def one(rank: int) -> object:
+        try:
+            return work(MpiExecutor(Rank(rank, shared)))
+        except DataPrepError as err:
+            return err
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(one, range(size)))
+
+
+def test_ranks_share_the_items_and_the_root_hears_of_all(tmp_path: Path) -> None:
     done: list[int] = []
-    for rank in range(3):
-        MpiExecutor(FakeRank(rank, 3)).run(touch, tmp_path, list(range(8)), done.append)
-    assert sorted(done) == list(range(8))
-    communicator = FakeRank(1, 2)
-    communicator.others = [InputError("on rank 0")]
-    with pytest.raises(InputError, match="on rank 0"):
-        MpiExecutor(communicator).run(touch, tmp_path, [1, 2], done.append)
+    by_rank: list[list[int]] = [[], [], []]
 
-    def root_fails() -> None:
-        raise InputError("root")
+    def work(executor: MpiExecutor) -> None:
+        rank = executor._communicator.Get_rank()
 
-    with pytest.raises(InputError, match="root"):
-        MpiExecutor(FakeRank(0, 2)).on_root(root_fails)
-    assert MpiExecutor(FakeRank(0, 2)).on_root(lambda: 5) == 5
+        def count(folder: Path, item: int) -> None:
+            by_rank[rank].append(item)
+            time.sleep(0.05 if rank == 0 else 0.001)  # the others need not wait for it
+
+        for items in (list(range(30)), [30, 31]):
+            executor.run(count, tmp_path, items, done.append)
+
+    on_ranks(3, work)
+    assert sorted(item for items in by_rank for item in items) == list(range(32))
+    assert sorted(done) == list(range(32))
+    assert len(by_rank[0]) < 15
+    assert list((tmp_path / CLAIMS_NAME).iterdir()) == []
+
+
+def test_all_ranks_hear_of_an_error_and_take_no_further_item(tmp_path: Path) -> None:
+    met: list[int] = []
+
+    def fail_at_two(folder: Path, item: int) -> None:
+        met.append(item)
+        time.sleep(0.02)
+        if item == 2:
+            raise InputError("item 2")
+
+    found = on_ranks(
+        2, lambda executor: executor.run(fail_at_two, tmp_path, list(range(100)), met.append)
+    )
+    assert [str(error) for error in found] == ["item 2", "item 2"]
+    assert max(met) < 20
+
+    def root_fails(executor: MpiExecutor) -> object:
+        def fail_on_root() -> None:
+            raise InputError("root")
+
+        return executor.on_root(fail_on_root)
+
+    assert [str(error) for error in on_ranks(2, root_fails)] == ["root", "root"]
+    assert on_ranks(2, lambda executor: executor.on_root(lambda: 5)) == [5, 5]
 
 
 def test_the_executor_follows_j_and_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

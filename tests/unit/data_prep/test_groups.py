@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from data_prep.groups import Promotions, choose_promotions, make_groups
-from data_prep.map_stage import MapResult, split_of
+from data_prep.groups import Promotions, choose_promotions, group_tokens, make_groups
+from data_prep.map_stage import MapResult, is_held_out
 from data_prep.spill import Section
 
 
 def result(train: list[int], valid: list[int], sections: list[Section] | None = None) -> MapResult:
-    return MapResult(sections or [], 0, train, valid)
+    return MapResult(sections or [], 0, train, valid, {})
 
 
 def section(split: str, bucket: int, documents: int, tokens: int) -> Section:
@@ -18,9 +19,9 @@ def section(split: str, bucket: int, documents: int, tokens: int) -> Section:
 
 
 def test_the_split_follows_the_hash_of_the_text() -> None:
-    assert split_of(0, 0.5) == "valid"
-    assert split_of(1 << 63, 0.5) == "train"
-    assert split_of(0, 0) == "train"
+    hashes = np.array([0, (1 << 63) - 1, 1 << 63, 2**64 - 1], np.uint64)
+    assert is_held_out(hashes, 0.5).tolist() == [True, True, False, False]
+    assert not is_held_out(hashes, 0).any()
 
 
 @pytest.mark.parametrize(
@@ -61,14 +62,14 @@ def test_buckets_are_joined_until_a_group_has_tokens_and_documents() -> None:
         section("train", 3, 50, 10),
         section("valid", 1, 2, 5),
     ]
-    groups = make_groups([result([], [], sections)], Promotions([], []))
+    groups = make_groups([result([], [], sections)], Promotions([], []), 1 << 30)
     found = [(g.split, g.number, [s.section.bucket for s in g.sources]) for g in groups]
     assert found == [("train", 0, [0]), ("train", 1, [1, 2, 3]), ("valid", 0, [1])]
 
 
 def test_documents_that_change_sides_are_looked_for_everywhere() -> None:
     sections = [section("train", bucket, 40, 1 << 20) for bucket in range(2)]
-    groups = make_groups([result([], [], sections)], Promotions([11, 12], []))
+    groups = make_groups([result([], [], sections)], Promotions([11, 12], []), 1 << 30)
     assert [(g.split, len(g.sources)) for g in groups] == [
         ("train", 1),
         ("train", 1),
@@ -76,3 +77,14 @@ def test_documents_that_change_sides_are_looked_for_everywhere() -> None:
     ]
     assert groups[0].sources[0].without == [11, 12]
     assert groups[2].sources[0].only == [11, 12]
+
+
+def test_groups_are_as_large_as_memory_and_the_number_of_workers_allow() -> None:
+    assert group_tokens(1 << 20, 1 << 30) == 1 << 19  # a small corpus: enough to mix
+    assert group_tokens(1 << 32, 1 << 30) == 1 << 24  # a large one: 256 groups
+    assert group_tokens(1 << 40, 1 << 22) == 1 << 21  # little memory: half of what fits
+    tokens = 1 << 17
+    sections = [section("train", bucket, 40, tokens) for bucket in range(16)]
+    for most, expected in ((1 << 40, 4), (4 * tokens, 8), (tokens, 16)):
+        groups = make_groups([result([], [], sections)], Promotions([], []), most)
+        assert len(groups) == expected

@@ -15,11 +15,20 @@ def test_folders_are_recursed_in_order_and_other_files_left_out(tmp_path: Path) 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     found = find_inputs([str(tmp_path)])
-    assert [str(Path(path).relative_to(tmp_path)) for path in found] == [
+    assert [str(Path(path).relative_to(tmp_path)) for path in found.paths] == [
         "a.txt",
         "b/a.jsonl.gz",
         "b/z.txt",
     ]
+
+
+def test_each_file_knows_under_which_name_it_was_given(tmp_path: Path) -> None:
+    for name in ("b/z.txt", "b/a.txt", "c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    found = find_inputs([str(tmp_path / "c.txt"), str(tmp_path / "b")])
+    assert [Path(path).name for path in found.paths] == ["c.txt", "a.txt", "z.txt"]
+    assert found.given == [0, 1, 1]
 
 
 def test_inputs_that_cannot_be_used_say_why(tmp_path: Path) -> None:
@@ -51,7 +60,7 @@ def test_our_own_files_are_not_read_as_text(tmp_path: Path) -> None:
     text, inside = tmp_path / "text", tmp_path / "text" / "made" / "vocab.txt"
     text.mkdir()
     (text / "a.txt").write_text("x", encoding="utf-8")
-    assert find_inputs([str(text)], [tmp_path / "vocab.txt"]) == [str(text / "a.txt")]
+    assert find_inputs([str(text)], [tmp_path / "vocab.txt"]).paths == [str(text / "a.txt")]
     for path, ours in ((text, inside), (text / "a.txt", text / "a.txt"), (text, text)):
         with pytest.raises(UsageError, match="would be read as text"):
             find_inputs([str(path)], [ours])

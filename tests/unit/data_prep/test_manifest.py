@@ -89,7 +89,7 @@ def test_a_file_that_is_no_manifest_is_an_error(tmp_path: Path, text: str) -> No
 
 def test_another_format_version_is_refused(manifest: Manifest, tmp_path: Path) -> None:
     write_json(tmp_path / "manifest.json", {**to_json(manifest), "format_version": 99})
-    with pytest.raises(DataError, match="format_version is 99, this version reads 1"):
+    with pytest.raises(DataError, match="format_version is 99, this version reads 2"):
         load_manifest(tmp_path)
 
 

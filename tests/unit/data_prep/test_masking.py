@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,14 +16,20 @@ from data_prep.masking import (
     mask_rows,
     num_predictions,
 )
+from tests.support.philox import words
 
 SPECIAL = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}
 PIECES = [*SPECIAL, *(f"w{i}" for i in range(40)), *(f"##c{i}" for i in range(20))]
 FIRST_CONTINUATION = 45
 
 
-def rules_of(masking: MaskingKind, sequence_length: int = 32, most: int = 5) -> MaskingRules:
-    return MaskingRules(PIECES, SPECIAL, sequence_length, most, masking)
+def rules_of(masking: MaskingKind, most: int = 5) -> MaskingRules:
+    return MaskingRules(PIECES, SPECIAL, most, masking)
+
+
+def keys_of(count: int, seed: int = 0) -> np.ndarray:
+    """A key for every row."""
+    return np.random.Generator(np.random.Philox(key=seed)).integers(0, 2**64, count, np.uint64)
 
 
 def rows_of(segments: list[tuple[list[int], list[int]]]) -> tuple[np.ndarray, ...]:
@@ -42,20 +50,28 @@ def test_the_number_of_predictions_is_the_published_formula() -> None:
 
 
 def test_a_row_worked_by_hand() -> None:
-    # [CLS] 10 11 [SEP] 12 13 14 [SEP] is 8 tokens: one prediction. Its number 0.5 takes candidate
-    # floor(0.5 * 5) = 2, the first of B: position 4. Outcome 0.85 is "random", and 0.5 takes the
-    # piece in the middle of the 60 that are not special: 5 + 30.
+    # [CLS] 10 11 [SEP] 12 13 14 [SEP] is 8 tokens: one prediction. Three words of the key: one
+    # chooses candidate floor(5 w / 2^32) of the five tokens that may be masked, the second decides
+    # what becomes of it, the third draws a piece among the 60 that are not special.
     tokens, length, segment_a = rows_of([([10, 11], [12, 13, 14])])
-    rules = rules_of("token", sequence_length=16, most=3)
-    draws = np.array([[0.5, 0, 0, 0.85, 0, 0, 0.5, 0, 0]], np.float32)
-    masked = mask_rows(tokens, length, segment_a, draws, rules)
-    assert masked.tokens.tolist() == [2, 10, 11, 3, 35, 13, 14, 3]
-    assert masked.masked_lm_positions.tolist() == [4]
-    assert masked.masked_lm_ids.tolist() == [12]
-    assert tokens[4] == 12
-    for outcome, expected in ((0.79, 4), (0.95, 12)):
-        draws[0, 3] = outcome
-        assert mask_rows(tokens, length, segment_a, draws, rules).tokens[4] == expected
+    rules = rules_of("token", most=3)
+    seen = set()
+    for key in range(60):
+        choice, outcome, piece = (word / 2**32 for word in islice(words(key), 3))
+        position = [1, 2, 4, 5, 6][int(choice * 5)]
+        expected = tokens.tolist()
+        if outcome < 0.8:
+            expected[position] = 4
+        elif outcome < 0.9:
+            expected[position] = 5 + int(piece * 60)
+        masked = mask_rows(tokens, length, segment_a, np.array([key], np.uint64), rules)
+        assert masked.tokens.tolist() == expected
+        assert masked.masked_lm_positions.tolist() == [position]
+        assert masked.masked_lm_ids.tolist() == [tokens[position]]
+        seen.add((position, 0 if outcome < 0.8 else 1 if outcome < 0.9 else 2))
+    assert {position for position, _ in seen} == {1, 2, 4, 5, 6}
+    assert {outcome for _, outcome in seen} == {0, 1, 2}
+    assert tokens.tolist() == [2, 10, 11, 3, 12, 13, 14, 3]
 
 
 segment = st.lists(st.integers(5, len(PIECES) - 1), min_size=1, max_size=14)
@@ -69,9 +85,7 @@ def test_any_rows_keep_the_rules(
 ) -> None:
     tokens, length, segment_a = rows_of(segments)
     rules = rules_of(masking)
-    shape = (len(length), rules.draws_per_row)
-    draws = np.random.Generator(np.random.Philox(key=seed)).random(shape, np.float32)
-    masked = mask_rows(tokens, length, segment_a, draws, rules)
+    masked = mask_rows(tokens, length, segment_a, keys_of(len(length), seed), rules)
     wanted = num_predictions(length, 5)
     if masking == "token":
         assert masked.num_predictions.tolist() == wanted.tolist()
@@ -89,7 +103,7 @@ def test_any_rows_keep_the_rules(
 
 
 def masked_plainly(
-    tokens: list[int], segment_a: int, draws: list[float], rules: MaskingRules
+    tokens: list[int], segment_a: int, key: int, rules: MaskingRules
 ) -> tuple[list[int], list[int]]:
     """One row, masked token by token: tokens and positions."""
     ends = {0, segment_a - 1, len(tokens) - 1}
@@ -100,20 +114,21 @@ def masked_plainly(
             groups[-1].append(position)
         else:
             groups.append([position])
-    wanted = min(rules.max_predictions_per_seq, max(1, round(0.15 * len(tokens))))
+    candidates = sum(map(len, groups))
+    wanted = min(rules.max_predictions_per_seq, max(1, round(0.15 * len(tokens))), candidates)
+    choices = candidates if rules.masking == "whole_word" else wanted
+    draws = [word / 2**32 for word in islice(words(key), choices + 2 * wanted)]
     if all(len(group) > wanted for group in groups):
         groups = [group[:wanted] for group in groups]
-        groups = groups[int(draws[0] * len(groups)) :][:1]
     taken: list[int] = []
-    for step in range(min(len(groups), rules.group_draws)):
+    for step in range(min(len(groups), choices)):
         pick = step + int(draws[step] * (len(groups) - step))
         groups[step], groups[pick] = groups[pick], groups[step]
         if len(taken) + len(groups[step]) <= wanted:
             taken += groups[step]
     masked = list(tokens)
     for rank, position in enumerate(sorted(taken)):
-        outcome = draws[rules.group_draws + rank]
-        piece = draws[rules.group_draws + rules.max_predictions_per_seq + rank]
+        outcome, piece = draws[choices + rank], draws[choices + wanted + rank]
         if outcome < 0.8:
             masked[position] = rules.mask_id
         elif outcome < 0.9:
@@ -124,38 +139,55 @@ def masked_plainly(
 @pytest.mark.parametrize("masking", ["token", "whole_word"])
 @settings(max_examples=80, deadline=None)
 @given(segments=st.lists(st.tuples(segment, segment), min_size=1, max_size=5), seed=st.integers(0))
-def test_array_work_equals_masking_token_by_token(
+def test_compiled_masking_equals_masking_token_by_token(
     masking: MaskingKind, segments: list[tuple[list[int], list[int]]], seed: int
 ) -> None:
     tokens, length, segment_a = rows_of(segments)
-    rules = rules_of(masking)
-    shape = (len(length), rules.draws_per_row)
-    draws = np.random.Generator(np.random.Philox(key=seed)).random(shape, np.float32)
-    masked = mask_rows(tokens, length, segment_a, draws, rules)
+    rules, keys = rules_of(masking), keys_of(len(length), seed)
+    masked = mask_rows(tokens, length, segment_a, keys, rules)
     ends = np.cumsum(length)
     expected_tokens, expected_positions = [], []
     for row, end in enumerate(ends):
         one = tokens[end - length[row] : end].tolist()
-        plain = masked_plainly(one, int(segment_a[row]), draws[row].tolist(), rules)
+        plain = masked_plainly(one, int(segment_a[row]), int(keys[row]), rules)
         expected_tokens += plain[0]
         expected_positions += plain[1]
     assert masked.tokens.tolist() == expected_tokens
     assert masked.masked_lm_positions.tolist() == expected_positions
 
 
+@pytest.mark.parametrize("masking", ["token", "whole_word"])
+@settings(max_examples=40, deadline=None)
+@given(segments=st.lists(segment, min_size=1, max_size=5), seed=st.integers(0))
+def test_rows_of_one_segment_are_masked_but_for_cls_and_sep(
+    masking: MaskingKind, segments: list[list[int]], seed: int
+) -> None:
+    rows = [[2, *tokens, 3] for tokens in segments]
+    tokens = np.array([token for row in rows for token in row], np.uint16)
+    length = np.array([len(row) for row in rows])
+    rules, keys = rules_of(masking), keys_of(len(rows), seed)
+    masked = mask_rows(tokens, length, length, keys, rules)
+    expected = [
+        masked_plainly(row, len(row), int(key), rules) for row, key in zip(rows, keys, strict=True)
+    ]
+    assert masked.tokens.tolist() == [token for row, _ in expected for token in row]
+    positions = [position for _, row in expected for position in row]
+    assert masked.masked_lm_positions.tolist() == positions
+
+
 def test_a_row_does_not_depend_on_the_rows_around_it() -> None:
     tokens, length, segment_a = rows_of([([10, 50, 11], [12] * 9), ([13], [14]), ([15] * 9, [16])])
     for masking in ("token", "whole_word"):
         rules = rules_of(masking)
-        draws = np.random.default_rng(0).random((3, rules.draws_per_row), np.float32)
-        together = mask_rows(tokens, length, segment_a, draws, rules)
+        keys = keys_of(3)
+        together = mask_rows(tokens, length, segment_a, keys, rules)
         ends = np.cumsum(length)
         alone = [
             mask_rows(
                 tokens[ends[i] - length[i] : ends[i]],
                 length[i : i + 1],
                 segment_a[i : i + 1],
-                draws[i : i + 1],
+                keys[i : i + 1],
                 rules,
             ).tokens.tolist()
             for i in range(3)
@@ -167,8 +199,7 @@ def test_shares_and_positions_lie_within_binomial_bounds() -> None:
     num_rows = 4000
     tokens, length, segment_a = rows_of([([10] * 15, [11] * 14)] * num_rows)
     rules = rules_of("token")
-    draws = np.random.default_rng(1).random((num_rows, rules.draws_per_row), np.float32)
-    masked = mask_rows(tokens, length, segment_a, draws, rules)
+    masked = mask_rows(tokens, length, segment_a, keys_of(num_rows, 1), rules)
     count = len(masked.masked_lm_ids)
     assert count == num_rows * round(0.15 * 32)
     at = np.repeat(np.cumsum(length) - length, masked.num_predictions) + masked.masked_lm_positions
@@ -194,8 +225,7 @@ def test_whole_words_are_masked_as_a_whole_and_never_across_segments() -> None:
     segment_b = [FIRST_CONTINUATION + 2, FIRST_CONTINUATION + 3, *word, *word]
     tokens, length, segment_a = rows_of([(word * 4, segment_b)] * 500)
     rules = rules_of("whole_word")
-    draws = np.random.default_rng(2).random((500, rules.draws_per_row), np.float32)
-    masked = mask_rows(tokens, length, segment_a, draws, rules)
+    masked = mask_rows(tokens, length, segment_a, keys_of(500, 2), rules)
     words = [{1, 2, 3}, {4, 5, 6}, {7, 8, 9}, {10, 11, 12}, {14, 15}, {16, 17, 18}, {19, 20, 21}]
     ends = np.cumsum(masked.num_predictions)
     seen = set()
@@ -212,7 +242,17 @@ def test_a_row_whose_only_words_are_too_long_gets_the_first_pieces_of_one() -> N
     long_word = [10, *[FIRST_CONTINUATION] * 4]
     tokens, length, segment_a = rows_of([(long_word, long_word)])
     rules = rules_of("whole_word")
-    draws = np.zeros((1, rules.draws_per_row), np.float32)
-    masked = mask_rows(tokens, length, segment_a, draws, rules)
     assert num_predictions(length, 5).tolist() == [2]
-    assert masked.masked_lm_positions.tolist() == [1, 2]
+    found = {
+        tuple(mask_rows(tokens, length, segment_a, keys_of(1, seed), rules).masked_lm_positions)
+        for seed in range(20)
+    }
+    assert found == {(1, 2), (7, 8)}
+
+
+def test_a_row_without_a_token_of_text_has_nothing_to_mask() -> None:
+    masked = mask_rows(
+        np.array([2, 3], np.uint16), np.array([2]), np.array([2]), keys_of(1), rules_of("token")
+    )
+    assert masked.num_predictions.tolist() == [0]
+    assert masked.tokens.tolist() == [2, 3]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.pairs import (
-    Pair,
-    PairDocument,
+    Documents,
     PairKind,
-    PairMaker,
     PairRules,
+    RandomNext,
     cut_long_sentences,
+    make_pairs,
 )
-from data_prep.randomness import keyed_generator
 
 Corpus = list[tuple[list[int], int]]
 corpora = st.lists(
@@ -25,28 +26,84 @@ corpora = st.lists(
 )
 
 
-def documents_of(corpus: Corpus) -> list[PairDocument]:
+class Document(NamedTuple):
+    """A document as the tests look at it."""
+
+    bounds: list[int]
+    """Offsets in the flat ids: sentence i is [bounds[i], bounds[i + 1])."""
+    content: int
+
+
+class Pair(NamedTuple):
+    """A row as the tests look at it."""
+
+    a_start: int
+    a_end: int
+    b_start: int
+    b_end: int
+    label: int
+
+
+def documents_of(corpus: Corpus) -> list[Document]:
     """Documents end to end out of sentence lengths and content hashes."""
     documents, offset = [], 0
     for lengths, content in corpus:
         bounds = [offset]
         for length in lengths:
             bounds.append(bounds[-1] + length)
-        documents.append(PairDocument(bounds, content))
+        documents.append(Document(bounds, content))
         offset = bounds[-1]
     return documents
 
 
-def rules_of(kind: PairKind = "next_sentence", longest: int = 20, short: float = 0.1) -> PairRules:
-    return PairRules(kind, longest, short)
+def rules_of(
+    kind: PairKind = "next_sentence",
+    longest: int = 20,
+    short: float = 0.1,
+    random_next: RandomNext = "google",
+) -> PairRules:
+    return PairRules(kind, longest + (2 if kind == "none" else 3), short, random_next)
 
 
-def pairs_of(documents: list[PairDocument], rules: PairRules, seed: int) -> list[list[Pair]]:
-    maker = PairMaker(documents, rules)
-    return [maker.pairs(i, keyed_generator(seed, i)) for i in range(len(documents))]
+def columns_of(documents: list[Document], seed: int, copies: int = 1) -> Documents:
+    count = len(documents)
+    keys = np.random.Generator(np.random.Philox(key=seed)).integers(0, 2**64, count, np.uint64)
+    return Documents(
+        np.array([len(document.bounds) - 1 for document in documents]),
+        np.concatenate([np.diff(document.bounds) for document in documents]),
+        np.array([document.content for document in documents], np.uint64),
+        keys,
+        np.full(count, copies),
+    )
 
 
-def document_at(documents: list[PairDocument], offset: int) -> PairDocument:
+def pairs_of(
+    documents: list[Document], rules: PairRules, seed: int, copies: int = 1
+) -> list[list[Pair]]:
+    """The rows of each document."""
+    made = make_pairs(columns_of(documents, seed, copies), rules)
+    rows = [
+        Pair(a, a + a_size, b, b + b_size, label)
+        for a, a_size, b, b_size, label in zip(
+            *(column.tolist() for column in made[:5]), strict=True
+        )
+    ]
+    # Sentence order may swap the segments: whichever comes first tells whose row it is.
+    if rules.kind == "sentence_order":
+        owners = [min(row.a_start, row.b_start) for row in rows]
+    else:
+        owners = [row.a_start for row in rows]
+    return [
+        [
+            row
+            for row, at in zip(rows, owners, strict=True)
+            if document.bounds[0] <= at < document.bounds[-1]
+        ]
+        for document in documents
+    ]
+
+
+def document_at(documents: list[Document], offset: int) -> Document:
     return next(d for d in documents if d.bounds[0] <= offset < d.bounds[-1])
 
 
@@ -140,7 +197,9 @@ def test_one_token_with_a_partner_gives_a_random_pair() -> None:
 
 
 def test_a_sentence_longer_than_a_row_is_cut_and_kept() -> None:
-    assert cut_long_sentences([3, 5, 18, 19], 5) == [3, 5, 10, 15, 18, 19]
+    cut = cut_long_sentences(columns_of(documents_of([([2, 13, 1], 1), ([4], 2)]), 0), 5)
+    assert cut.sentence_lengths.tolist() == [2, 5, 5, 3, 1, 4]
+    assert cut.num_sentences.tolist() == [5, 1]
     documents = documents_of([([100], 1)])
     (pairs,) = pairs_of(documents, rules_of(longest=20, short=0), 1)
     covered = {t for p in pairs for t in [*range(p.a_start, p.a_end), *range(p.b_start, p.b_end)]}
@@ -166,8 +225,90 @@ def test_partners_are_drawn_from_all_other_documents() -> None:
     assert seen == {1, 2, 3, 4, 5}
 
 
+def test_half_of_all_pairs_are_random_where_balance_is_asked_for() -> None:
+    # Many chunks are a single sentence: Google's way makes all of these random.
+    documents = documents_of([([50, 10] * 100, content) for content in range(20)])
+    shares = {}
+    for random_next in ("google", "balanced"):
+        rules = rules_of(longest=50, random_next=random_next)
+        labels = [p.label for pairs in pairs_of(documents, rules, 0) for p in pairs]
+        shares[random_next] = np.mean(labels)
+        count = len(labels)
+    assert shares["google"] > 0.6
+    assert abs(shares["balanced"] - 0.5) < 5 * np.sqrt(0.25 / count)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    corpus=corpora, seed=st.integers(0, 1000), longest=st.integers(5, 40), is_whole=st.booleans()
+)
+def test_balanced_labels_are_true_and_no_sentence_is_left_out(
+    corpus: Corpus, seed: int, longest: int, is_whole: bool
+) -> None:
+    documents = documents_of(corpus)
+    longest = 1000 if is_whole else longest
+    rules = rules_of(longest=longest, random_next="balanced", short=0)
+    for document, pairs in zip(documents, pairs_of(documents, rules, seed), strict=True):
+        for pair in pairs:
+            other = document_at(documents, pair.b_start)
+            assert (other is document) == (pair.label == 0)
+            assert other.content != document.content or pair.label == 0
+        sentences = set(range(len(document.bounds) - 1))
+        used = {
+            sentence
+            for sentence in sentences
+            for p in pairs
+            for start, end in ((p.a_start, p.a_end), (p.b_start, p.b_end))
+            if start < document.bounds[sentence + 1] and document.bounds[sentence] < end
+        }
+        if is_whole and document.bounds[-1] - document.bounds[0] > 1:
+            assert used == sentences
+
+
+@settings(max_examples=100, deadline=None)
+@given(corpus=corpora, seed=st.integers(0, 1000), longest=st.integers(9, 40))
+def test_rows_without_pairs_hold_every_token_once_in_whole_sentences(
+    corpus: Corpus, seed: int, longest: int
+) -> None:
+    documents = documents_of(corpus)
+    rules = rules_of("none", longest=longest, short=0)
+    for document, rows in zip(documents, pairs_of(documents, rules, seed), strict=True):
+        assert [row.a_start for row in rows] == [document.bounds[0], *(r.a_end for r in rows[:-1])]
+        assert rows[-1].a_end == document.bounds[-1]
+        for row in rows:
+            assert row.b_start == row.b_end
+            assert row.label == 0
+            assert row.a_end - row.a_start <= longest
+            assert {row.a_start, row.a_end} <= set(document.bounds)
+            if row.a_end < document.bounds[-1]:  # one more sentence would not have fitted
+                following = document.bounds[document.bounds.index(row.a_end) + 1]
+                assert following - row.a_start > longest
+
+
+def test_copies_of_a_document_have_other_pairs_and_other_masks() -> None:
+    documents = documents_of([([5, 6, 7] * 20, 1), ([4] * 20, 2)])
+    made = make_pairs(columns_of(documents, 3, copies=4), rules_of(longest=1000, short=0))
+    assert len(set(made.row_keys.tolist())) == len(made)
+    starts = np.flatnonzero(made.a_start == 0)
+    assert len(starts) == 4
+    one = [pairs_of(documents, rules_of(), seed)[0] for seed in (3, 4)]
+    assert one[0] != one[1]
+    rows = list(zip(*(column.tolist() for column in made[:5]), strict=True))
+    of_copies = [
+        rows[start:end] for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)
+    ]
+    assert len({tuple(copy) for copy in of_copies}) == len(of_copies)
+
+
+def test_a_document_may_be_used_not_at_all() -> None:
+    documents = columns_of(documents_of([([5] * 9, 1), ([4] * 9, 2)]), 0)
+    made = make_pairs(documents._replace(copies=np.array([0, 2])), rules_of())
+    assert len(made) > 1
+    assert np.all(made.a_start >= 45)
+
+
 @pytest.mark.parametrize("seed", [0, 7])
-def test_pairs_depend_on_the_key_of_the_generator_alone(seed: int) -> None:
+def test_pairs_depend_on_the_keys_of_the_documents_alone(seed: int) -> None:
     documents = documents_of([([5, 6, 7] * 5, 1), ([4] * 20, 2)])
     assert pairs_of(documents, rules_of(), seed) == pairs_of(documents, rules_of(), seed)
     assert pairs_of(documents, rules_of(), seed) != pairs_of(documents, rules_of(), seed + 1)

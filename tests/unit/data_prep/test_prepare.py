@@ -170,7 +170,7 @@ class StoppingExecutor(SerialExecutor):
         self.left = left
         self.finished = 0
 
-    def run(self, function, work, items, done):
+    def run(self, function, work, items, done, describe=str):
         def counted(work: Path, item: object) -> None:
             if self.left == 0:
                 raise KeyboardInterrupt
@@ -178,7 +178,7 @@ class StoppingExecutor(SerialExecutor):
             function(work, item)
             self.finished += 1
 
-        super().run(counted, work, items, done)
+        super().run(counted, work, items, done, describe)
 
 
 def test_a_preparation_stopped_before_any_task_goes_on_with_equal_bytes(
@@ -289,10 +289,10 @@ def test_files_of_others_are_neither_used_nor_removed(prepare: Prepare, tmp_path
 
 def test_a_second_run_in_the_same_folder_is_refused(prepare: Prepare, tmp_path: Path) -> None:
     class SecondRun(SerialExecutor):
-        def run(self, function, work, items, done):
+        def run(self, function, work, items, done, describe=str):
             with pytest.raises(DataError, match="another bert-prep is at work"):
                 prepare(tmp_path / "D")
-            super().run(function, work, items, done)
+            super().run(function, work, items, done, describe)
 
     prepare(tmp_path / "D", executor=SecondRun())
     verify_folder(tmp_path / "D" / "seq64")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 
 import pytest
 
@@ -15,7 +16,16 @@ def test_lines_come_every_five_seconds_and_at_the_end(capsys: pytest.CaptureFixt
         for _ in range(3):
             progress.advance(1_000_000)
     lines = capsys.readouterr().err.splitlines()
-    assert lines == ["map: 2 of 4 MB, 6 s", "map: 4 of 4 MB, 6 s"]
+    assert lines == ["map: 2 of 4 MB, 6 s, about 6 s left", "map: 4 of 4 MB, 6 s"]
+
+
+def test_the_time_left_is_that_of_this_run(capsys: pytest.CaptureFixture[str]) -> None:
+    times: Iterator[float] = chain([0.0], repeat(10.0))
+    with Progress("map", 1_000_000_000, "B", clock=lambda: next(times)) as progress:
+        progress.start_at(500_000_000)  # an earlier run did this: it says nothing of our speed
+        progress.advance(1_000_000)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "map: 501 of 1000 MB, 10 s, about 1 h 23 min left"
 
 
 def test_nothing_is_said_where_it_is_not_wanted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,15 +14,24 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_prep import readers
 from data_prep.errors import InputError, UsageError
 from data_prep.inputs import TextFormat
-from data_prep.readers import cut_points, line_number, read_documents
+from data_prep.readers import cut_points, line_number, read_chunks
 
 BLANK_LINES = TextFormat()
 
 
+def read_documents(
+    path: str, text_format: TextFormat, start: int = 0, end: int | None = None
+) -> Iterator[tuple[int, str]]:
+    """Offset and text of every document."""
+    for chunk in read_chunks(path, text_format, start, end):
+        yield from zip(chunk.offsets.tolist(), chunk.texts(), strict=True)
+
+
 def texts_of(path: Path, text_format: TextFormat = BLANK_LINES) -> list[str]:
-    return [document.text for document in read_documents(str(path), text_format)]
+    return [text for _, text in read_documents(str(path), text_format)]
 
 
 def packed(content: bytes, suffix: str) -> bytes:
@@ -37,7 +47,7 @@ def test_blank_lines_separate_documents_and_offsets_are_those_of_the_text(
     path = tmp_path / f"a.txt{suffix}"
     path.write_bytes(packed(b"\n one\ntwo\n \t\r\n\nthree\r\n\n", suffix))
     documents = list(read_documents(str(path), BLANK_LINES))
-    assert [tuple(d) for d in documents] == [(1, " one\ntwo\n"), (15, "three\r\n")]
+    assert documents == [(1, " one\ntwo\n"), (15, "three\r\n")]
 
 
 def test_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:
@@ -92,6 +102,71 @@ def test_a_file_cut_anywhere_gives_every_document_once(
     assert parts == list(read_documents(str(path), BLANK_LINES))
 
 
+@settings(max_examples=150, deadline=None)
+@given(pieces=pieces, chunk=st.integers(1, 30), start_piece=st.booleans())
+def test_the_size_of_a_chunk_changes_no_document(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[str], chunk: int, start_piece: bool
+) -> None:
+    path = tmp_path_factory.mktemp("chunk") / "a.txt"
+    path.write_bytes("".join(pieces).encode())
+    expected = list(read_documents(str(path), BLANK_LINES))
+    text_format = TextFormat(one_document_per_file=start_piece)
+    whole = texts_of(path, text_format)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(readers, "_CHUNK_BYTES", chunk)
+        assert list(read_documents(str(path), BLANK_LINES)) == expected
+        assert texts_of(path, text_format) == whole
+
+
+line = st.text(alphabet="ab \u00e9", min_size=1, max_size=12).filter(str.strip)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    documents=st.lists(st.lists(line, min_size=1, max_size=6), min_size=1, max_size=5),
+    chunk=st.integers(1, 30),
+    longest=st.integers(4, 30),
+    one=st.booleans(),
+)
+def test_a_long_document_comes_in_pieces_that_lose_nothing_and_know_each_other(
+    tmp_path_factory: pytest.TempPathFactory,
+    documents: list[list[str]],
+    chunk: int,
+    longest: int,
+    one: bool,
+) -> None:
+    path = tmp_path_factory.mktemp("long") / "a.txt"
+    texts = ["\n".join(lines) + "\n" for lines in documents]
+    path.write_text("\n".join(texts), encoding="utf-8")
+    found = []
+    for size in (chunk, 1 << 20):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(readers, "_CHUNK_BYTES", size)
+            patched.setattr(readers, "LONGEST_PIECE", longest)
+            pieces: list[list[str]] = []
+            for part in read_chunks(str(path), TextFormat(one_document_per_file=one)):
+                for number, text in enumerate(part.texts()):
+                    assert len(text.encode()) <= longest
+                    if number == 0 and part.is_continued:
+                        pieces[-1].append(text)
+                    else:
+                        pieces.append([text])
+        found.append(pieces)
+    assert found[0] == found[1]
+    joined = ["".join("".join(parts).split()) for parts in found[0]]
+    whole = ["".join(texts)] if one else texts
+    assert joined == ["".join(text.split()) for text in whole]
+
+
+def test_pieces_are_cut_at_line_ends_or_else_at_blanks_or_characters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "LONGEST_PIECE", 8)
+    path = tmp_path / "a.txt"
+    path.write_text("abc\ndef\nghi jkl mno\u00e9\u00e9\u00e9\u00e9\u00e9\n", encoding="utf-8")
+    assert texts_of(path) == ["abc\ndef\n", "ghi jkl ", "mno\u00e9\u00e9", "\u00e9\u00e9\u00e9\n"]
+
+
 def test_json_lines_are_cut_at_line_ends(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": f"t{i}"}) + "\n" for i in range(20)), "utf-8")
@@ -99,9 +174,9 @@ def test_json_lines_are_cut_at_line_ends(tmp_path: Path) -> None:
     bounds = [0, *cut_points(str(path), BLANK_LINES, size, 40), None]
     assert len(bounds) > 4
     texts = [
-        document.text
+        text
         for start, end in pairwise(bounds)
-        for document in read_documents(str(path), BLANK_LINES, start or 0, end)
+        for _, text in read_documents(str(path), BLANK_LINES, start or 0, end)
     ]
     assert texts == [f"t{i}" for i in range(20)]
 

