@@ -243,14 +243,16 @@ def _vocab(parsed: argparse.Namespace) -> int:
 def _shards(parsed: argparse.Namespace) -> int:
     """`bert-prep shards`."""
     from data_prep.executor import make_executor
-    from data_prep.files import write_json
-    from data_prep.prepare import prepare_shards
-    from data_prep.timings import StageClock
-    from data_prep.vocabulary_job import vocabulary_with_casing
-    from data_prep.work_folder import Preparation
 
-    clock = StageClock()
     with make_executor(parsed.jobs) as executor:
+        # Imported while the workers of the executor do the same.
+        from data_prep.files import write_json
+        from data_prep.prepare import prepare_shards
+        from data_prep.timings import StageClock
+        from data_prep.vocabulary_job import vocabulary_with_casing
+        from data_prep.work_folder import Preparation
+
+        clock = StageClock()
         if not executor.is_root:
             logging.getLogger().setLevel(logging.ERROR)
         try:

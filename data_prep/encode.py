@@ -41,7 +41,8 @@ from data_prep.wordpiece import Vocabulary, reference_tokenizer
 
 logger = logging.getLogger(__name__)
 
-_SAMPLE_BYTES = 1 << 12
+_SAMPLE_BYTES = 1 << 14
+_CHECK_EVERY_BYTES = 64 << 20
 _CHECKED_TEXT = (
     "The U.S. Navy's cost-of-living (1,234.5%) rose -- na\u00efve caf\u00e9 Stra\u00dfe \u0130I. "
     "e\u0301\u0301 \u4e2d\u6587\u3002\u300d\ud55c\uad6d\uc5b4 \u0e01\u0e33 a\u00adb x\u200by "
@@ -93,10 +94,12 @@ class TextEncoder:
         self._trie = make_trie(vocabulary.pieces)
         self._table, self._rule_words = make_word_table(), make_rule_words()
         self._unknown = np.zeros(0x110000, np.int64)
+        self._unchecked = _CHECK_EVERY_BYTES  # bytes encoded since the last check
         self.is_fast = is_fast
         if is_fast:
             self.check(_chunk_of(_CHECKED_TEXT.encode()))
             self.take_unknown()
+            self._unchecked = _CHECK_EVERY_BYTES
 
     @property
     def arrays(self) -> Characters:
@@ -105,6 +108,7 @@ class TextEncoder:
 
     def encode(self, chunk: TextChunk) -> Encoded:
         """The documents of a chunk."""
+        self._unchecked += len(chunk.data)
         if not self.is_fast:
             return self.encode_plain(chunk)
         if self._sentences not in OWN_RULES:
@@ -120,10 +124,12 @@ class TextEncoder:
         """Takes the plain way from now on where the fast one does not give the same.
 
         Args:
-            chunk: text to try it with; the first part of it is used.
+            chunk: text to try it with; the first part of it is used, unless not much has been
+                encoded since it was tried last.
         """
-        if not self.is_fast or not len(chunk.starts):
+        if not self.is_fast or not len(chunk.starts) or self._unchecked < _CHECK_EVERY_BYTES:
             return
+        self._unchecked = 0
         sample = _sample(chunk)
         unknown = self._unknown.copy()
         fast, plain = self.encode(sample), self.encode_plain(sample)
@@ -269,7 +275,7 @@ def _sample(chunk: TextChunk) -> TextChunk:
     """The first documents of a chunk, about `_SAMPLE_BYTES` of them; a long one is cut."""
     count = int(np.searchsorted(chunk.ends, _SAMPLE_BYTES)) or 1
     ends = chunk.ends[:count].copy()
-    end = min(int(ends[-1]), int(chunk.starts[0]) + 4 * _SAMPLE_BYTES)
+    end = min(int(ends[-1]), int(chunk.starts[0]) + _SAMPLE_BYTES)
     while end < len(chunk.data) and chunk.data[end] & 0xC0 == 0x80:
         end -= 1
     ends[-1] = end

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
@@ -129,6 +130,11 @@ class ProcessExecutor(SerialExecutor):
         self._pool: ProcessPoolExecutor | None = None
         self._others = {child.pid for child in multiprocessing.active_children()}
 
+    def __enter__(self) -> ProcessExecutor:
+        """Starts the processes, which import what they need while this one plans."""
+        self._submit(_nothing)
+        return self
+
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -157,7 +163,10 @@ class ProcessExecutor(SerialExecutor):
             DataPrepError: a process died.
         """
         try:
-            futures = {self._submit(function, work, item, describe(item)): item for item in items}
+            futures = {
+                self._submit(_run_task, function, work, item, describe(item)): item
+                for item in items
+            }
             for future in as_completed(futures):
                 future.result()
                 done(futures[future])
@@ -169,16 +178,18 @@ class ProcessExecutor(SerialExecutor):
                 "is short."
             ) from err
 
-    def _submit(
-        self, function: Callable[[Path, Item], None], work: Path, item: Item, description: str
-    ) -> Future[None]:
-        """Hands one item to the pool, which is made for the first."""
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> Future[None]:
+        """Hands a call to the pool, which is made for the first."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self.size, multiprocessing.get_context("spawn"), _start_worker
             )
         with _interrupts_held():
-            return self._pool.submit(_run_task, function, work, item, description)
+            return self._pool.submit(function, *arguments)
+
+
+def _nothing() -> None:
+    """A task that has the processes started."""
 
 
 def _run_task(
@@ -226,8 +237,10 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    """Makes a spawned process end with its parent."""
+    """Makes a spawned process end with its parent, and imports what tasks need."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    for module in ("data_prep.map_stage", "data_prep.reduce_stage"):
+        import_module(module)
 
 
 def _end_with_parent() -> None:

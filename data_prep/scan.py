@@ -20,7 +20,7 @@ from data_prep.characters import Characters
 from data_prep.compiled import compiled, integer
 from data_prep.format import IntArray, UnsignedArray
 from data_prep.sentences import ABBREVIATIONS, LOOK, MAY_END, NEW_SENTENCE, NUMBERED
-from data_prep.trie import CONTINUATION_ROOT, WORD_ROOT, Trie, find_slot
+from data_prep.trie import CONTINUATION_ROOT, WORD_ROOT, Trie, next_node
 
 LONGEST_WORD = 100
 """Characters; a longer word is [UNK]."""
@@ -47,25 +47,18 @@ class WordTable(NamedTuple):
 
     Attributes:
         slots: int32 [power of 2], word number + 1, or 0.
-        hashes: uint64 [words].
-        text_start: int64 [words], where the bytes of a word lie in `text`.
-        text_size: uint8 [words].
-        pieces_start: int64 [words], where its pieces lie in `pieces`.
-        pieces_size: uint8 [words].
-        bits: uint16 [words].
+        entries: uint64 [4 * words], four to a word, so that a look reads one line of the cache: its
+            hash; where its bytes lie in `text` and its pieces in `pieces` (low and high half); how
+            many bytes and pieces it has, and its bits (from bit 0, 8, 16 on); nothing.
         unknown_uses: int64 [words], how often a word with unknown characters was met.
         text: uint8, bytes of all words.
         pieces: int32, pieces of all words.
-        used: int64 [3], words, bytes and pieces in the table.
+        used: int64 [4], words, bytes and pieces in the table, and words met since it was full. The
+            commonest words come first, so a full table keeps them until it has met as many others.
     """
 
     slots: npt.NDArray[np.int32]
-    hashes: npt.NDArray[np.uint64]
-    text_start: IntArray
-    text_size: npt.NDArray[np.uint8]
-    pieces_start: IntArray
-    pieces_size: npt.NDArray[np.uint8]
-    bits: npt.NDArray[np.uint16]
+    entries: npt.NDArray[np.uint64]
     unknown_uses: IntArray
     text: npt.NDArray[np.uint8]
     pieces: npt.NDArray[np.int32]
@@ -76,16 +69,11 @@ def make_word_table() -> WordTable:
     """An empty table; memory is taken as words come."""
     return WordTable(
         slots=np.zeros(_WORD_SLOTS, np.int32),
-        hashes=np.empty(_MOST_WORDS, np.uint64),
-        text_start=np.empty(_MOST_WORDS, np.int64),
-        text_size=np.empty(_MOST_WORDS, np.uint8),
-        pieces_start=np.empty(_MOST_WORDS, np.int64),
-        pieces_size=np.empty(_MOST_WORDS, np.uint8),
-        bits=np.empty(_MOST_WORDS, np.uint16),
+        entries=np.empty(4 * _MOST_WORDS, np.uint64),
         unknown_uses=np.empty(_MOST_WORDS, np.int64),
         text=np.empty(_WORD_BYTES, np.uint8),
         pieces=np.empty(_WORD_PIECES, np.int32),
-        used=np.zeros(3, np.int64),
+        used=np.zeros(4, np.int64),
     )
 
 
@@ -268,10 +256,8 @@ def _scan_document(
     """Adds the sentences of one document to `out`; False where there is no room."""
     # Fields are looked up once: each look takes and gives back a reference, an atomic operation.
     flags, ids, sentence_lengths = characters.flags, out.ids, out.sentence_lengths
-    slots, hashes, text = table.slots, table.hashes, table.text
-    text_start, text_size = table.text_start, table.text_size
-    pieces_start, pieces_size, pieces = table.pieces_start, table.pieces_size, table.pieces
-    all_bits, unknown_uses, unknown = table.bits, table.unknown_uses, out.unknown
+    slots, entries, text, pieces = table.slots, table.entries, table.text, table.pieces
+    unknown_uses, unknown = table.unknown_uses, out.unknown
     id_place, sentences = out.used[0], out.used[1]
     before = integer(0)  # bits of the word before
     words = 0  # of the sentence so far
@@ -286,15 +272,14 @@ def _scan_document(
         id_start = id_place
         number = integer(-1)
         if end - place <= _CACHED_BYTES:
-            number = _find_word(
-                data, place, end - place, hashed, slots, hashes, text_start, text_size, text
-            )
+            number = _find_word(data, place, end - place, hashed, slots, entries, text)
         if number >= 0:
-            first = pieces_start[number]
-            for piece in range(first, first + integer(pieces_size[number])):
+            first = integer(entries[4 * number + 1] >> np.uint64(32))
+            sizes = integer(entries[4 * number + 2])
+            for piece in range(first, first + ((sizes >> 8) & 0xFF)):
                 ids[id_place] = pieces[piece]
                 id_place += 1
-            bits = integer(all_bits[number])
+            bits = sizes >> 16
             if bits & _HAS_UNKNOWN:
                 unknown_uses[number] += 1
         else:
@@ -329,9 +314,7 @@ def _find_word(
     size: int,
     hashed: np.uint64,
     slots: npt.NDArray[np.int32],
-    hashes: npt.NDArray[np.uint64],
-    text_start: IntArray,
-    text_size: npt.NDArray[np.uint8],
+    entries: npt.NDArray[np.uint64],
     text: npt.NDArray[np.uint8],
 ) -> int:
     """The number of a word in the table, or -1."""
@@ -339,8 +322,8 @@ def _find_word(
     slot = integer((hashed * _MIX_MULTIPLIER) >> np.uint64(32)) & mask
     while slots[slot]:
         number = integer(slots[slot]) - 1
-        if hashes[number] == hashed and integer(text_size[number]) == size:
-            start, index = text_start[number], 0
+        if entries[4 * number] == hashed and integer(entries[4 * number + 2]) & 0xFF == size:
+            start, index = integer(entries[4 * number + 1]) & 0xFFFFFFFF, 0
             while index < size and text[start + index] == data[place + index]:
                 index += 1
             if index == size:
@@ -452,11 +435,14 @@ def _meet_word(
     if has_unknown:
         bits |= _HAS_UNKNOWN
     if end - place <= _CACHED_BYTES and id_place - id_start < 256:
-        if not _has_room(table, end - place, id_place - id_start):
+        if _has_room(table, end - place, id_place - id_start):
+            _remember(data, place, end - place, hashed, bits, table, ids, id_start, id_place)
+        else:
+            table.used[3] += 1
+        if table.used[3] > len(table.unknown_uses):
             settle_unknown(characters, trie, table, unknown)
             table.slots[:] = 0
             table.used[:] = 0
-        _remember(data, place, end - place, hashed, bits, table, ids, id_start, id_place)
     if has_unknown:
         count_unknown(data, place, end, characters, trie, unknown, 1)
     return id_place, bits
@@ -467,7 +453,7 @@ def _has_room(table: WordTable, size: int, count: int) -> bool:
     """Whether a word of `size` bytes and `count` pieces fits into the table."""
     number, text_start, pieces_start = table.used[0], table.used[1], table.used[2]
     return bool(
-        number < len(table.hashes)
+        number < len(table.unknown_uses)
         and text_start + size <= len(table.text)
         and pieces_start + count <= len(table.pieces)
     )
@@ -493,10 +479,11 @@ def _remember(
     while slots[slot]:
         slot = (slot + 1) & mask
     slots[slot] = number + 1
-    table.hashes[number], table.bits[number] = hashed, bits
     table.unknown_uses[number] = 0
-    table.text_start[number], table.text_size[number] = text_start, size
-    table.pieces_start[number], table.pieces_size[number] = pieces_start, id_end - id_start
+    entries = table.entries
+    entries[4 * number] = hashed
+    entries[4 * number + 1] = np.uint64(text_start | (pieces_start << 32))
+    entries[4 * number + 2] = np.uint64(size | ((id_end - id_start) << 8) | (bits << 16))
     for index in range(size):
         text[text_start + index] = data[place + index]
     for index in range(id_end - id_start):
@@ -510,9 +497,10 @@ def settle_unknown(characters: Characters, trie: Trie, table: WordTable, unknown
     """Counts the unknown characters of the words in the table, as often as each was met."""
     for number in range(table.used[0]):
         uses = table.unknown_uses[number]
-        if table.bits[number] & _HAS_UNKNOWN and uses:
-            start = table.text_start[number]
-            end = start + integer(table.text_size[number])
+        sizes = integer(table.entries[4 * number + 2])
+        if (sizes >> 16) & _HAS_UNKNOWN and uses:
+            start = integer(table.entries[4 * number + 1]) & 0xFFFFFFFF
+            end = start + (sizes & 0xFF)
             count_unknown(table.text, start, end, characters, trie, unknown, uses)
             table.unknown_uses[number] = 0
 
@@ -537,8 +525,8 @@ def count_unknown(
             kind = integer(characters.pool[index])
             character = kind & (ch.PUNCTUATION - 1)
             is_known = (
-                trie.keys[find_slot(trie.keys, WORD_ROOT, character)] != 0
-                or trie.keys[find_slot(trie.keys, CONTINUATION_ROOT, character)] != 0
+                next_node(trie.slots, WORD_ROOT, character) >= 0
+                or next_node(trie.slots, CONTINUATION_ROOT, character) >= 0
             )
             if not kind & ch.BREAK and not is_known:
                 unknown[character] += uses
@@ -599,15 +587,14 @@ def _write_pieces(
     Returns:
         The place after them, and whether it is [UNK].
     """
-    keys, children, pieces = trie.keys, trie.children, trie.pieces
+    slots, pieces = trie.slots, trie.pieces
     start, root, before = 0, WORD_ROOT, id_place
     while start < size <= LONGEST_WORD:
         node, piece, after = root, -1, start
         for place in range(start, size):
-            slot = find_slot(keys, node, word[place])
-            if keys[slot] == 0:
+            node = next_node(slots, node, word[place])
+            if node < 0:
                 break
-            node = integer(children[slot])
             if pieces[node] >= 0:
                 piece, after = integer(pieces[node]), place + 1
         if piece < 0:

@@ -1,7 +1,8 @@
 """The vocabulary as two trees of characters, for the longest piece that a word begins with.
 
-A node and a character give the next node through a hash table. One tree holds the pieces as they
-are, the other what follows `##` in continuations.
+A node and a character give the next node through a hash table of one number a slot, so that it stays
+small enough for the fast caches. One tree holds the pieces as they are, the other what follows `##`
+in continuations.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.compiled import compiled, integer
+from data_prep.errors import DataError
 from data_prep.format import IntArray
 
 CONTINUATION_PREFIX = "##"
 WORD_ROOT, CONTINUATION_ROOT = 0, 1
-_NODE_BITS = 21  # a code point needs no more
+_BITS = 21  # of a code point, and of a node
+_KEY_BITS = np.uint64(2 * _BITS + 1)
+_KEY_MASK = (np.uint64(1) << _KEY_BITS) - np.uint64(1)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -25,36 +29,49 @@ class Trie(NamedTuple):
     """The trees.
 
     Attributes:
-        keys: uint64 [power of 2], node and character of a slot, plus 1; 0 is an empty slot.
-        children: int32 [as keys], the next node.
+        slots: uint64 [power of 2], node and character plus 1 in the low bits, the next node in the
+            high ones; 0 is an empty slot.
         pieces: int32 [nodes], the piece that ends at a node, or -1.
     """
 
-    keys: npt.NDArray[np.uint64]
-    children: npt.NDArray[np.int32]
+    slots: npt.NDArray[np.uint64]
     pieces: npt.NDArray[np.int32]
 
 
 def make_trie(pieces: Sequence[str]) -> Trie:
-    """The trees of a vocabulary; a piece's id is its index."""
+    """The trees of a vocabulary; a piece's id is its index.
+
+    Raises:
+        DataError: the vocabulary has millions of pieces.
+    """
     entries = [(WORD_ROOT, piece, index) for index, piece in enumerate(pieces)]
     entries += [
         (CONTINUATION_ROOT, piece[len(CONTINUATION_PREFIX) :], index)
         for index, piece in enumerate(pieces)
         if piece.startswith(CONTINUATION_PREFIX)
     ]
-    lengths = np.array([len(text) for _, text, _ in entries], np.int64)
-    codes = np.frombuffer("".join(text for _, text, _ in entries).encode("utf-32-le"), "<u4")
-    slots = 1 << (2 * len(codes) + 2).bit_length()
-    trie = Trie(
-        np.zeros(slots, np.uint64),
-        np.zeros(slots, np.int32),
-        np.full(len(codes) + 2, -1, np.int32),
+    text = "".join(text for _, text, _ in entries).encode("utf-32-le")
+    arguments = (
+        np.frombuffer(text, "<u4").astype(np.int64),
+        np.array([len(text) for _, text, _ in entries], np.int64),
+        np.array([root for root, _, _ in entries], np.int64),
+        np.array([index for _, _, index in entries], np.int64),
     )
-    roots = np.array([root for root, _, _ in entries], np.int64)
-    ids = np.array([index for _, _, index in entries], np.int64)
-    nodes = _insert(codes.astype(np.int64), lengths, roots, ids, *trie)
-    return trie._replace(pieces=trie.pieces[:nodes])
+    room = np.full(len(arguments[0]) + 2, -1, np.int32)
+    nodes = _insert(*arguments, np.zeros(_slots(len(room)), np.uint64), room)
+    if nodes >= 1 << _BITS:
+        raise DataError(
+            f"a vocabulary of {len(pieces)} pieces is too large: its prefixes must be fewer than "
+            f"{1 << _BITS}."
+        )
+    trie = Trie(np.zeros(_slots(nodes), np.uint64), np.full(nodes, -1, np.int32))
+    _insert(*arguments, *trie)
+    return trie
+
+
+def _slots(nodes: int) -> int:
+    """Slots for so many nodes, at most half of them filled."""
+    return 1 << (2 * nodes - 1).bit_length()
 
 
 @compiled
@@ -63,8 +80,7 @@ def _insert(
     lengths: IntArray,
     roots: IntArray,
     ids: IntArray,
-    keys: npt.NDArray[np.uint64],
-    children: npt.NDArray[np.int32],
+    slots: npt.NDArray[np.uint64],
     pieces: npt.NDArray[np.int32],
 ) -> int:
     """Fills the arrays; returns the number of nodes."""
@@ -72,12 +88,16 @@ def _insert(
     for entry in range(len(lengths)):
         node = roots[entry]
         for character in codes[place : place + lengths[entry]]:
-            slot = find_slot(keys, node, character)
-            if keys[slot] == 0:
-                keys[slot] = np.uint64(((node << _NODE_BITS) | character) + 1)
-                children[slot] = nodes
+            child = next_node(slots, node, character)
+            if child < 0:
+                key = np.uint64(((node << _BITS) | character) + 1)
+                slot = integer((key * _MULTIPLIER) >> np.uint64(32)) & (len(slots) - 1)
+                while slots[slot]:
+                    slot = (slot + 1) & (len(slots) - 1)
+                slots[slot] = key | (np.uint64(nodes) << _KEY_BITS)
+                child = nodes
                 nodes += 1
-            node = integer(children[slot])
+            node = child
         place += lengths[entry]
         if lengths[entry] and pieces[node] < 0:
             pieces[node] = ids[entry]
@@ -85,11 +105,12 @@ def _insert(
 
 
 @compiled
-def find_slot(keys: npt.NDArray[np.uint64], node: int, character: int) -> int:
-    """The slot of a node's child, or the empty one where it would be."""
-    key = np.uint64(((node << _NODE_BITS) | character) + 1)
-    mask = integer(len(keys) - 1)
-    slot = integer((key * _MULTIPLIER) >> np.uint64(32)) & mask
-    while keys[slot] != 0 and keys[slot] != key:
-        slot = (slot + 1) & mask
-    return slot
+def next_node(slots: npt.NDArray[np.uint64], node: int, character: int) -> int:
+    """The node that `character` leads to from `node`, or -1."""
+    key = np.uint64(((node << _BITS) | character) + 1)
+    slot = integer((key * _MULTIPLIER) >> np.uint64(32)) & (len(slots) - 1)
+    while slots[slot]:
+        if slots[slot] & _KEY_MASK == key:
+            return integer(slots[slot] >> _KEY_BITS)
+        slot = (slot + 1) & (len(slots) - 1)
+    return integer(-1)

