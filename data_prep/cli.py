@@ -110,6 +110,12 @@ def _add_vocab(parser: argparse.ArgumentParser) -> None:
         help="most different characters; raise it for Chinese or Japanese (1000)",
     )
     parser.add_argument(
+        "--sample-bytes",
+        type=_size,
+        metavar="SIZE",
+        help="look at about so much of a large corpus, such as 2G (all of it)",
+    )
+    parser.add_argument(
         "--output", type=Path, required=True, metavar="vocab.txt", help="gets a record next to it"
     )
     parser.add_argument(
@@ -235,7 +241,9 @@ def _vocab(parsed: argparse.Namespace) -> int:
         limit_alphabet=parsed.limit_alphabet,
     )
     text_format = TextFormat(parsed.one_document_per_file, parsed.json_field)
-    job = VocabularyJob(parsed.input, text_format, options, parsed.output, parsed.overwrite)
+    job = VocabularyJob(
+        parsed.input, text_format, options, parsed.output, parsed.overwrite, parsed.sample_bytes
+    )
     print(make_vocabulary(job))
     return 0
 

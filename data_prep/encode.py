@@ -131,9 +131,11 @@ class TextEncoder:
             return
         self._unchecked = 0
         sample = _sample(chunk)
-        unknown = self._unknown.copy()
+        known_so_far = self.take_unknown()
         fast, plain = self.encode(sample), self.encode_plain(sample)
-        self._unknown = unknown
+        self.take_unknown()
+        for character, count in known_so_far.items():
+            self._unknown[ord(character)] = count
         if not all(map(np.array_equal, fast, plain)):
             logger.warning(
                 "the fast way to piece ids does not give those of tokenizers on this text; the "

@@ -23,8 +23,8 @@ from data_prep.manifest import (
     Totals,
     to_json,
 )
+from data_prep.map_stage import load_contents
 from data_prep.map_stage import load_result as load_map_result
-from data_prep.map_stage import spill_path
 from data_prep.plan import Plan
 from data_prep.reduce_stage import (
     PAIR_LABELS,
@@ -33,7 +33,6 @@ from data_prep.reduce_stage import (
     load_prediction_counts,
     load_result,
 )
-from data_prep.spill import read_contents
 from data_prep.totals import make_totals
 from data_prep.version import tool_version
 
@@ -110,7 +109,7 @@ def _facts(work: Path, plan: Plan) -> dict[str, Any]:
     for task in range(len(plan.tasks)):
         result = load_map_result(work, task)
         unknown.update(result.unknown_characters)
-        contents = read_contents(spill_path(work, task), result.sections)
+        contents = load_contents(work, task)
         documents += len(contents)
         kept = np.concatenate([kept, contents[contents & np.uint64(ones) == 0]])
         while len(kept) > _KEPT_HASHES:

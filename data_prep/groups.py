@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.files import write_json
+from data_prep.files import write_work_json
 from data_prep.manifest import SPLITS
 from data_prep.map_stage import NAMED_HASHES, MapResult
 from data_prep.spill import Section
@@ -138,7 +138,9 @@ def write_group(work: Path, group: Group) -> None:
         [source.task, list(source.section), source.only, source.without] for source in group.sources
     ]
     size = 2 * sum(source.section.tokens for source in group.sources)
-    write_json(group_path(work, group.split, group.number), {"bytes": size, "sources": sources})
+    write_work_json(
+        group_path(work, group.split, group.number), {"bytes": size, "sources": sources}
+    )
 
 
 def group_bytes(work: Path, split: str, number: int) -> int:

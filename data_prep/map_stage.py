@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from data_prep.encode import Encoded, TextEncoder
 from data_prep.errors import InputError
-from data_prep.files import atomic_file, write_json
+from data_prep.files import atomic_file, write_work_json
 from data_prep.format import token_dtype
 from data_prep.manifest import VOCABULARY_NAME
 from data_prep.plan import Plan, Segment, load_plan
@@ -45,6 +45,8 @@ class MapResult(NamedTuple):
     """The largest content hashes of the valid split, different ones."""
     unknown_characters: dict[str, int]
     """How often characters were met that no piece begins with; the commonest."""
+    contents_offset: int
+    """Where in the spill the content hashes of all documents lie, to its end."""
 
 
 class _Batch(NamedTuple):
@@ -100,7 +102,8 @@ def run_map_task(work: Path, task: int) -> None:
     train: set[int] = set()
     valid: set[int] = set()
     skipped = 0
-    with atomic_file(spill_path(work, task)) as file:
+    contents: list[npt.NDArray[np.uint64]] = []
+    with atomic_file(spill_path(work, task), is_last=False) as file:
         writer = SpillWriter(file, token_dtype(plan.vocabulary.size))
         for batch in _batches(plan, task, encoder):
             is_text = batch.encoded.num_sentences > 0
@@ -109,16 +112,32 @@ def run_map_task(work: Path, task: int) -> None:
             offsets = batch.offsets[is_text]
             inputs = np.full(len(offsets), batch.input, np.uint32)
             is_valid = is_held_out(encoded.content, plan.options.valid_fraction)
+            contents.append(encoded.content)
             _keep_named(train, encoded.content[~is_valid], is_lowest=True)
             _keep_named(valid, encoded.content[is_valid], is_lowest=False)
             bucket = keyed_words(key, _BUCKET, inputs, offsets) % np.uint64(plan.num_buckets)
             writer.add(encoded, (batch.input, offsets), is_valid, bucket.astype(np.int64))
         writer.flush()
+        contents_offset = file.tell()
+        for part in contents:
+            file.write(part.astype("<u8").tobytes())
     unknown = Counter(encoder.take_unknown()).most_common(_NAMED_CHARACTERS)
     result = MapResult(
-        writer.sections, skipped, sorted(train), sorted(valid, reverse=True), dict(unknown)
+        writer.sections,
+        skipped,
+        sorted(train),
+        sorted(valid, reverse=True),
+        dict(unknown),
+        contents_offset,
     )
-    write_json(result_path(work, task), _result_to_json(result))
+    write_work_json(result_path(work, task), _result_to_json(result))
+
+
+def load_contents(work: Path, task: int) -> npt.NDArray[np.uint64]:
+    """The content hashes of all documents of a map task that is done, in no order."""
+    with spill_path(work, task).open("rb") as file:
+        file.seek(load_result(work, task).contents_offset)
+        return np.fromfile(file, "<u8")
 
 
 def _result_to_json(result: MapResult) -> dict[str, Any]:

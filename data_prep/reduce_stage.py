@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.files import atomic_file, write_json
+from data_prep.files import atomic_file, write_work_json
 from data_prep.format import Block, IntArray, count_dtype, position_dtype, token_dtype
 from data_prep.groups import Group, load_group
 from data_prep.manifest import VOCABULARY_NAME, ShardEntry, shard_from_json, shard_to_json
@@ -128,10 +128,10 @@ def _write_result(
     work: Path, task: ReduceTask, result: ReduceResult, counts: npt.NDArray[np.int64]
 ) -> None:
     """Writes counts, then the result."""
-    with atomic_file(_counts_path(work, task)) as file:
+    with atomic_file(_counts_path(work, task), is_last=False) as file:
         file.write(counts.astype("<i8").tobytes())
     shards = [shard_to_json(shard) for shard in result.shards]
-    write_json(result_path(work, task), {**result._asdict(), "shards": shards})
+    write_work_json(result_path(work, task), {**result._asdict(), "shards": shards})
 
 
 def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:

@@ -165,22 +165,10 @@ def _write_section(file: BinaryIO, split: str, bucket: int, columns: Columns) ->
 def read_section(path: Path, section: Section, dtype: np.dtype[Any]) -> Columns:
     """Reads one section of a spill."""
     with path.open("rb") as file:
-        documents = _read_documents(file, section)
+        file.seek(section.offset)
+        documents = np.fromfile(file, _DOCUMENT, section.documents)
         lengths = np.fromfile(file, np.uint32, section.sentences)
         return Columns(documents, lengths, np.fromfile(file, dtype, section.tokens))
-
-
-def read_contents(path: Path, sections: Iterable[Section]) -> npt.NDArray[np.uint64]:
-    """The content hashes of the documents of some sections of one spill."""
-    with path.open("rb") as file:
-        found = [_read_documents(file, section)["content"] for section in sections]
-    return np.concatenate(found) if found else np.zeros(0, np.uint64)
-
-
-def _read_documents(file: BinaryIO, section: Section) -> npt.NDArray[Any]:
-    """The first column of a section."""
-    file.seek(section.offset)
-    return np.fromfile(file, _DOCUMENT, section.documents)
 
 
 def joined(columns: Iterable[Columns]) -> Columns:

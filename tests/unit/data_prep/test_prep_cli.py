@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import cli
 from data_prep.cli import main
 
 Prepare = Callable[..., list[Path]]
@@ -45,6 +47,10 @@ def test_shards_verify_show_stats_in_a_row(
         (["--max-predictions", "3", "4"], 2, "has 2 values, --sequence-length 1"),
         (["--sequence-length", "4"], 2, "--sequence-length 4: must lie"),
         (["-j", "0"], 2, "-j 0"),
+        (["--sentences", "guess"], 2, "--sentences guess: must be rules"),
+        (["--weights", "1", "2"], 2, "--weights has 2 values"),
+        (["--recipe", "nowhere"], 2, "--recipe nowhere: no recipe"),
+        (["--memory-per-worker", "5M"], 2, "--memory-per-worker 5242880: must lie"),
         (["--output-dir", "/proc/none/D"], 1, "cannot be written"),
     ],
 )
@@ -102,3 +108,45 @@ def test_the_package_imports_neither_torch_nor_bert_ds_and_help_imports_no_numpy
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_sizes_are_written_with_units(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"512M": 512 << 20, "4G": 4 << 30, "1.5GiB": 3 << 29, "2KB": 2048, "77": 77}
+    assert {text: cli._size(text) for text in sizes} == sizes
+    with pytest.raises(SystemExit):
+        main(["shards", "--memory-per-worker", "much"])
+    assert "'much' is no size such as 512M or 4G" in capsys.readouterr().err
+
+
+def test_bench_prints_and_writes_what_it_measured(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bench.json"
+    arguments = ["bench", str(corpus), "--vocab-size", "200", "-j", "1", "2", "--repeats", "1"]
+    assert main([*arguments, "--sequence-length", "64", "--json", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "1 files to rows of 64" in lines[0]
+    assert lines[1].split()[:5] == ["-j", "s", "MB/s", "rows/s", "peak"]
+    assert "-j 2 is " in lines[-1]
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    assert [run["jobs"] for run in runs] == [1, 2]
+    for run in runs:
+        assert list(run["stages_s"]) == ["plan", "map", "group", "reduce", "finalise"]
+        assert 0 < sum(run["stages_s"].values()) < run["total_s"]
+        assert 50 < run["peak_mib"] < 2000
+        assert run["rows"] == runs[0]["rows"] > 50
+    assert main(["bench", str(corpus), "--repeats", "0"]) == 2
+    assert main(["bench", "nowhere.txt"]) == 2
+    broken = tmp_path / "broken.txt"
+    broken.write_bytes(b"\xff")
+    assert main(["bench", str(broken), "--repeats", "1"]) == 1
+    assert "not UTF-8" in capsys.readouterr().err
+
+
+def test_timings_are_written_where_they_are_asked_for(
+    corpus: Path, vocabulary_path: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json"
+    arguments = shards_arguments(corpus, vocabulary_path, tmp_path / "D")
+    assert main([*arguments, "--timings", str(path)]) == 0
+    assert set(json.loads(path.read_text(encoding="utf-8"))) == {"stages_s", "peak_mib"}

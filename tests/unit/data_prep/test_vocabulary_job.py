@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from data_prep import vocabulary_job
 from data_prep.errors import DataError, InputError, OutputError, UsageError
-from data_prep.inputs import TextFormat
+from data_prep.inputs import TextFormat, hash_input
 from data_prep.vocabulary_job import VocabularyJob, make_vocabulary, vocabulary_with_casing
 from data_prep.vocabulary_training import VocabularyOptions
 
@@ -109,3 +110,21 @@ def test_text_without_words_and_bad_outputs_are_errors(job: VocabularyJob, tmp_p
         make_vocabulary(replace(job, output=tmp_path / "vocab.json"))
     with pytest.raises(OutputError, match="cannot be written"):
         make_vocabulary(replace(job, output=empty / "vocab.txt"))
+
+
+def test_a_sample_is_drawn_from_the_whole_text(job: VocabularyJob) -> None:
+    sampled = replace(job, sample_bytes=3_000, options=VocabularyOptions(size=120))
+    make_vocabulary(sampled)
+    first = job.output.read_text(encoding="utf-8")
+    assert "is up to date" in make_vocabulary(sampled)
+    texts = list(vocabulary_job._texts([hash_input(job.inputs[0])], TextFormat(), 3_000))
+    everything = list(vocabulary_job._texts([hash_input(job.inputs[0])], TextFormat(), None))
+    assert 1_000 < sum(map(len, texts)) < 6_000 < sum(map(len, everything))
+    places = [everything.index(text) for text in texts]
+    assert places[0] < len(everything) / 3 < 2 * len(everything) / 3 < places[-1]
+    with pytest.raises(UsageError, match="sample_bytes: 3000 there, None now"):
+        make_vocabulary(replace(sampled, sample_bytes=None))
+    make_vocabulary(replace(sampled, sample_bytes=None, overwrite=True))
+    assert job.output.read_text(encoding="utf-8") != first
+    with pytest.raises(UsageError, match="--sample-bytes 0: must be at least 1"):
+        make_vocabulary(replace(sampled, sample_bytes=0))

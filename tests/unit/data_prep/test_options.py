@@ -1,0 +1,210 @@
+"""What can be asked of a preparation besides its defaults: each option is seen in the rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_prep.dataset import read_split
+from data_prep.errors import UsageError
+from data_prep.executor import SerialExecutor
+from data_prep.format import Block
+from data_prep.manifest import load_manifest
+from data_prep.plan import ShardOptions, check_options, make_plan
+from data_prep.prepare import prepare_shards
+from data_prep.show import show_rows
+from data_prep.stats import describe_folder
+from data_prep.verify import verify_folder
+from data_prep.wordpiece import load_vocabulary
+from data_prep.work_folder import Preparation
+from tests.unit.data_prep.conftest import text_of
+
+Prepare = Callable[..., list[Path]]
+
+
+def blocks_of(folder: Path, split: str = "train") -> list[Block]:
+    return [block for _, block in read_split(folder, load_manifest(folder), split)]
+
+
+def sentences_in(folder: Path, split: str) -> Counter[tuple[str, ...]]:
+    """How often each sentence of the corpus stands whole in the rows: by document and number."""
+    pieces = load_vocabulary(folder / "vocab.txt").pieces
+    found: Counter[tuple[str, ...]] = Counter()
+    for block in blocks_of(folder, split):
+        ends = np.cumsum(block.length, dtype=int)
+        for row, end in enumerate(ends):
+            text = " ".join(pieces[t] for t in block.tokens[end - block.length[row] : end])
+            words = text.replace(" ##", "").split()
+            for place, word in enumerate(words[:-3]):
+                if word == "document" and words[place + 2] == "sentence":
+                    found[words[place + 1], words[place + 3]] += 1
+    return found
+
+
+def test_rows_without_pairs_and_masks_hold_every_sentence_once_a_copy(
+    prepare: Prepare, tmp_path: Path, corpus: Path
+) -> None:
+    (folder,) = prepare(
+        tmp_path / "D", pairs="none", masking="none", duplicate_factor=3, sequence_length=(128,),
+        max_predictions_per_seq=(20,), short_sequence_probability=0.0,
+    )  # fmt: skip
+    manifest = verify_folder(folder)
+    assert manifest.pair_label_name is None
+    assert manifest.train_totals.predictions == manifest.train_totals.label_1 == 0
+    for block in blocks_of(folder):
+        assert block.pair_label is None
+        assert block.segment_a_length.tolist() == block.length.tolist()
+        assert not block.num_predictions.any()
+        assert len(block.masked_lm_ids) == len(block.masked_lm_positions) == 0
+    text = corpus.read_text(encoding="utf-8").split()
+    expected = Counter(
+        (text[place + 1], text[place + 3])
+        for place, word in enumerate(text)
+        if word == "Document" and text[place + 2] == "sentence"
+    )
+    found = sentences_in(folder, "train") + sentences_in(folder, "valid")
+    assert found == Counter({sentence: 3 * count for sentence, count in expected.items()})
+    _, row = show_rows(folder, "train", 0, 1, False)
+    assert "A: [CLS]" in row
+    assert "\nB: " not in row
+    assert "0 predictions" in row
+    lines = "\n".join(describe_folder(folder))
+    assert "predictions         none: the reader masks" in lines
+    assert "next_sentence_label" not in lines
+
+
+def test_every_document_is_used_in_both_kinds_of_pairs(
+    prepare: Prepare, tmp_path: Path, corpus: Path
+) -> None:
+    documents = {
+        line.split()[1] for line in corpus.read_text(encoding="utf-8").splitlines() if line
+    }
+    for pairs in ("next_sentence", "sentence_order"):
+        (folder,) = prepare(
+            tmp_path / pairs, pairs=pairs, masking="none", sequence_length=(300,),
+            max_predictions_per_seq=(20,),
+        )  # fmt: skip
+        found = sentences_in(folder, "train") + sentences_in(folder, "valid")
+        assert {document for document, _ in found} == documents
+
+
+def test_balanced_labels_are_half_random(prepare: Prepare, tmp_path: Path) -> None:
+    shares = {}
+    for random_next in ("google", "balanced"):
+        (folder,) = prepare(
+            tmp_path / random_next, random_next=random_next, duplicate_factor=40,
+            sequence_length=(16,), max_predictions_per_seq=(3,),
+        )  # fmt: skip
+        totals = verify_folder(folder).train_totals
+        shares[random_next] = totals.label_1 / totals.rows
+    assert shares["google"] > 0.6  # most sentences fill a row of 16
+    assert abs(shares["balanced"] - 0.5) < 5 * np.sqrt(0.25 / totals.rows)
+
+
+def test_weights_say_how_often_the_documents_of_an_input_are_used(
+    tmp_path: Path, vocabulary_path: Path
+) -> None:
+    inputs = []
+    for name in ("one", "two", "three"):
+        folder = tmp_path / name
+        folder.mkdir()
+        text = text_of(300, seed=len(inputs)).replace("Document", f"{name} document")
+        (folder / "a.txt").write_text(text, encoding="utf-8")
+        inputs.append(str(folder))
+    options = ShardOptions(
+        (128,), (20,), duplicate_factor=2, pairs="none", masking="none", valid_fraction=0,
+        short_sequence_probability=0,
+    )  # fmt: skip
+    preparation = Preparation(
+        inputs, str(vocabulary_path), load_vocabulary(vocabulary_path), tmp_path / "D", options,
+        weights=[1, 2.5, 0.25],
+    )  # fmt: skip
+    with SerialExecutor() as executor:
+        (folder,) = prepare_shards(preparation, executor)
+    manifest = verify_folder(folder)
+    assert [entry.weight for entry in manifest.inputs] == [1, 2.5, 0.25]
+    pieces = load_vocabulary(folder / "vocab.txt").pieces
+    text = " ".join(pieces[token] for block in blocks_of(folder) for token in block.tokens)
+    words = text.replace(" ##", "").split()
+    uses = Counter(
+        words[place - 1]
+        for place, word in enumerate(words)
+        if word == "document" and words[place + 2 : place + 4] == ["sentence", "0"]
+    )
+    assert uses["one"] == 600
+    assert uses["two"] == 1500
+    # Half a use is one for half of the documents, drawn for each: 5 deviations of 300 coins.
+    assert abs(uses["three"] - 150) < 5 * np.sqrt(300 * 0.25)
+    for weights, message in (([1, 2], "--weights has 2 values, --input 3"), ([1, 0, 1], "above 0")):
+        with pytest.raises(UsageError, match=message), SerialExecutor() as executor:
+            prepare_shards(replace(preparation, weights=weights), executor)
+
+
+def test_memory_decides_buckets_and_groups() -> None:
+    from data_prep.manifest import InputEntry, VocabularyEntry
+
+    vocabulary = VocabularyEntry("", 100, True, True)
+    plain = ShardOptions((128,), (20,))
+
+    def buckets(memory: int, size: int, path: str = "a.jsonl.gz") -> int:
+        options = replace(plain, memory_per_worker=memory)
+        return make_plan(options, vocabulary, [InputEntry(path, size, "")]).num_buckets
+
+    assert buckets(1 << 30, 1 << 20) == 5  # five times as much text as bytes
+    assert buckets(1 << 30, 1 << 31) == 1024
+    little, much = buckets(512 << 20, 1 << 40), buckets(1 << 34, 1 << 40)
+    assert little > 2 * much > 2 * 1024
+    most = [replace(plain, memory_per_worker=m).most_group_tokens for m in (1 << 29, 1 << 30)]
+    assert most[0] * 4 < most[1] * 2
+    assert replace(plain, duplicate_factor=40).most_group_tokens < most[1]
+    with pytest.raises(UsageError, match="--memory-per-worker 1000: must lie between 536870912"):
+        check_options(replace(plain, memory_per_worker=1000))
+
+
+@pytest.mark.parametrize("rule", ["words", "sentencex", "blingfire:en", "rules:en", ""])
+def test_unknown_ways_to_cut_sentences_are_refused(rule: str) -> None:
+    with pytest.raises(UsageError, match="must be rules, lines, blingfire, nupunkt, or sentencex"):
+        check_options(ShardOptions((128,), (20,), sentences=rule))
+
+
+def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from data_prep.sentences import splitter
+
+    splitter.cache_clear()
+    monkeypatch.setitem(sys.modules, "nupunkt", None)
+    with pytest.raises(UsageError, match="pip install nupunkt"):
+        check_options(ShardOptions((128,), (20,), sentences="nupunkt"))
+
+
+def test_korean_is_cut_by_its_own_package_and_not_into_jamo(
+    tmp_path: Path, prepare: Prepare
+) -> None:
+    from data_prep.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
+
+    sentences = ["\uc601\ud654\uac00 \uc7ac\ubbf8\uc788\ub2e4.", "\ubc30\uc6b0\uac00 \uc88b\ub2e4!"]
+    text = "\n\n".join(" ".join(sentences * 3) + f" {number}." for number in range(20))
+    path = tmp_path / "ko.txt"
+    path.write_text(text, encoding="utf-8")
+    options = VocabularyOptions(size=60, strip_accents=False)
+    pieces = train_vocabulary(count_words([text]), options)
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    preparation = Preparation(
+        [str(path)], str(vocabulary), load_vocabulary(vocabulary, True, False), tmp_path / "D",
+        ShardOptions((32,), (5,), duplicate_factor=1, masking="none", pairs="none",
+                     sentences="sentencex:ko", valid_fraction=0.1),
+    )  # fmt: skip
+    with SerialExecutor() as executor:
+        (folder,) = prepare_shards(preparation, executor)
+    verify_folder(folder)
+    shown = [pieces[token] for block in blocks_of(folder) for token in block.tokens]
+    assert "[UNK]" not in shown
+    assert "".join(shown).replace("##", "").count("\uc601\ud654\uac00") >= 50
+    assert not any("\u1100" <= character <= "\u11ff" for piece in shown for character in piece)
