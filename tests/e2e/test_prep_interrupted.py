@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import re
 import shutil
 import signal
 import subprocess
@@ -113,6 +116,60 @@ def test_a_job_killed_in_every_stage_ends_with_the_same_bytes(
     assert folder_bytes(tmp_path / "D") == expected
 
 
+@pytest.mark.slow
+def test_a_job_killed_twenty_times_at_random_moments_ends_with_the_same_bytes(
+    arguments: list[str], expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    folder, moments, kills = tmp_path / "D", random.Random(0), 0
+    while kills < 20:
+        process = started(arguments, folder, "plan.json")
+        time.sleep(moments.uniform(0, 0.7))
+        if process.poll() is not None:  # it was faster: the next one begins anew
+            assert process.returncode == 0
+            assert folder_bytes(folder) == expected
+            shutil.rmtree(folder)
+        else:
+            os.killpg(process.pid, signal.SIGKILL)
+            kills += 1
+        process.communicate(timeout=TIMEOUT_S)
+    made = run([*arguments, "--output-dir", str(folder), "-j", "2"])
+    assert made.returncode == 0, made.stderr
+    assert folder_bytes(folder) == expected
+
+
+def spawned_by(parent: int) -> list[int]:
+    """The worker processes of a preparation."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            after_name = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            command = (folder / "cmdline").read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(after_name[1]) == parent and b"spawn_main" in command:
+            found.append(int(folder.name))
+    return found
+
+
+def test_a_killed_worker_is_told_with_its_inputs_and_the_same_command_goes_on(
+    arguments: list[str], expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    process = started(arguments, tmp_path / "D", "running/*")
+    workers: list[int] = []
+    while process.poll() is None and not workers:
+        workers = spawned_by(process.pid)
+    os.kill(workers[0], signal.SIGKILL)  # as the kernel does where memory is short
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1, errors
+    assert "a worker process died: it was killed, perhaps for want of memory" in errors
+    assert re.search(r"at work on: .*\.txt \(bytes \d+ to (\d+|the end)\)", errors)
+    assert "Traceback" not in errors
+    made = run([*arguments, "--output-dir", str(tmp_path / "D"), "-j", "2"])
+    assert made.returncode == 0, made.stderr
+    assert re.search(r"the run before ended while at work on .*\.txt", made.stderr)
+    assert folder_bytes(tmp_path / "D") == expected
+
+
 @pytest.mark.parametrize("until", ["plan.json", "map/*.spill", "groups/*.json"])
 def test_ctrl_c_ends_promptly_without_traceback_and_the_same_command_goes_on(
     arguments: list[str], expected: dict[str, bytes], tmp_path: Path, until: str
@@ -195,6 +252,36 @@ def test_a_full_disk_is_said_and_with_room_the_same_command_goes_on(
     assert made.returncode == 0, made.stderr
     assert "going on with an interrupted preparation" in made.stderr
     assert folder_bytes(small_disk / "D") == expected
+
+
+@pytest.mark.slow
+def test_the_memory_of_a_worker_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    words = [f"w{number}x" for number in range(2000)]
+    sentences = [" ".join(row) + "." for row in generator.choice(words, (3000, 12)).tolist()]
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *words]) + "\n", "utf-8"
+    )
+    peaks = []
+    for number, copies in enumerate((1, 1, 6)):  # the first may compile, which takes memory
+        texts = []
+        for _ in range(20 * copies):
+            order = generator.permutation(len(sentences))
+            lines = [sentences[index] for index in order]
+            texts.append("\n\n".join("\n".join(lines[i : i + 30]) for i in range(0, 3000, 30)))
+        path = tmp_path / f"{copies}.txt"
+        path.write_text("\n\n".join(texts), encoding="utf-8")
+        timings = tmp_path / f"{copies}.json"
+        made = run(
+            [
+                *("shards", "--input", str(path), "--vocab", str(tmp_path / "vocab.txt")),
+                *("--output-dir", str(tmp_path / f"D{number}"), "--sequence-length", "128"),
+                *("-j", "1", "--timings", str(timings)),
+            ]
+        )
+        assert made.returncode == 0, made.stderr
+        peaks.append(json.loads(timings.read_text(encoding="utf-8"))["peak_mib"])
+    assert peaks[2] < 1.1 * peaks[1]
 
 
 def test_help_answers_at_once() -> None:

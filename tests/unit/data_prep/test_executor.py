@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -49,6 +50,19 @@ def test_every_item_is_done_once(executor: SerialExecutor, tmp_path: Path) -> No
     assert len(files) == 9
     writers = {path.read_text(encoding="utf-8") for path in files}
     assert (str(os.getpid()) in writers) == (executor.size == 1)
+
+
+def name_process(work: Path, item: int) -> None:
+    kind = type(multiprocessing.current_process()).__name__
+    (work / str(item)).write_text(kind, encoding="utf-8")
+
+
+def test_processes_are_spawned_never_forked(tmp_path: Path) -> None:
+    # A fork after the tokeniser's thread pool started hangs.
+    with ProcessExecutor(2) as executor:
+        executor.run(name_process, tmp_path, [1, 2], lambda item: None)
+    kinds = {(tmp_path / str(item)).read_text(encoding="utf-8") for item in (1, 2)}
+    assert kinds == {"SpawnProcess"}
 
 
 def test_an_error_in_a_process_is_raised_here(tmp_path: Path) -> None:
