@@ -59,6 +59,11 @@ class BertForPreTraining(nn.Module):
         self.bert = BertModel(config)
         self.cls = BertPretrainingHeads(config)
 
+    def pair_parameter_names(self) -> list[str]:
+        """Names of the parameters that only the loss of pair labels depends on."""
+        parts = ("bert.pooler.", "cls.seq_relationship.")
+        return [name for name, _ in self.named_parameters() if name.startswith(parts)]
+
     def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
         """Compute loss sums and correct counts of a micro batch.
 

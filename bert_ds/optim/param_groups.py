@@ -10,15 +10,20 @@ from torch import nn
 from bert_ds.errors import ConfigError
 
 
-def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def param_groups(
+    model: nn.Module, weight_decay: float, unused: Sequence[str] = ()
+) -> list[dict[str, Any]]:
     """Sort the trainable parameters of a model into the two groups of an optimizer.
 
     Args:
         model: Any module. A tied parameter is taken once, under its first name.
         weight_decay: Decay of the first group.
+        unused: Names of parameters that no loss depends on. They are not decayed: with gradients
+            of zero LAMB's update is the decay alone, and its trust ratio makes that a step of `lr`
+            times the weight, which would bring them to zero. Without decay they stay as they are.
 
     Returns:
-        The decayed group, then the one without decay (biases, LayerNorm weights); each has
+        The decayed group, then the one without decay (biases, LayerNorm weights, unused ones); each has
         `params`, `names` (as long as `params`) and `weight_decay`, in the order of
         `model.named_parameters()`, which is the order of construction. A group without parameters
         is left out.
@@ -35,6 +40,7 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         if not parameter.requires_grad:
             continue
         is_exempt = id(parameter) in layer_norm_weights or name.rpartition(".")[2] == "bias"
+        is_exempt |= name in unused
         group = exempt if is_exempt else decayed
         group["params"].append(parameter)
         group["names"].append(name)

@@ -122,9 +122,10 @@ def build_phase(
     batch = plan_batch(phase.deepspeed, world.world_size, phase.name)
     section = phase.deepspeed["optimizer"]
     lamb = lamb_config(section)
+    unused = [] if data.manifest.pair_label_name else model.pair_parameter_names()
     is_sharded = zero_stage_of(phase.deepspeed, phase.name) > 0
     optimizer = build_lamb(
-        param_groups(model, lamb.weight_decay),
+        param_groups(model, lamb.weight_decay, unused),
         section,
         # under ZeRO the engine clips, by the norm over all shards
         max_grad_norm=0.0 if is_sharded else float(phase.deepspeed["gradient_clipping"]),

@@ -11,6 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bert_ds.train.run_folder import RunFolder
+from bert_ds.train.setup import build_model
 from tests.support.commands import deepspeed_pretrain, kill, run, start, wait_until
 from tests.support.datasets import make_dataset
 
@@ -59,6 +61,13 @@ def test_a_run_trains_reports_no_nsp_and_is_the_same_with_processes_cache_and_a_
 
     expected, found = final_weights(plain), final_weights(other)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+    config = RunFolder(plain).read_config()
+    assert config is not None
+    initial = build_model(config, torch.device("cpu")).state_dict()
+    moved = {name for name in expected if not torch.equal(expected[name], initial[name])}
+    of_pairs = {name for name in expected if "pooler" in name or "seq_relationship" in name}
+    assert len(of_pairs) == 4
+    assert moved == set(expected) - of_pairs  # what no loss depends on is not decayed away
     rows = rows_of(plain)
     assert [row["mlm_loss"] for row in rows] == [row["mlm_loss"] for row in rows_of(other)]
     for row in rows:

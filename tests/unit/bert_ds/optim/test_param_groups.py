@@ -25,6 +25,20 @@ def bert() -> BertForPreTraining:
     return BertForPreTraining(config)
 
 
+def test_what_no_loss_depends_on_is_not_decayed() -> None:
+    model = bert()
+    unused = model.pair_parameter_names()
+    assert unused == [
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+        "cls.seq_relationship.weight",
+        "cls.seq_relationship.bias",
+    ]
+    decayed, exempt = param_groups(model, 0.01, unused)
+    assert not set(unused) & set(decayed["names"])
+    assert set(unused) <= set(exempt["names"])
+
+
 def test_biases_and_layer_norms_are_exempt_and_the_rest_decays() -> None:
     decayed, exempt = param_groups(bert(), weight_decay=0.01)
     assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.01, 0.0)
