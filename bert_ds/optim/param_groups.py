@@ -23,8 +23,8 @@ def param_groups(
             times the weight, which would bring them to zero. Without decay they stay as they are.
 
     Returns:
-        The decayed group, then the one without decay (biases, LayerNorm weights, unused ones); each has
-        `params`, `names` (as long as `params`) and `weight_decay`, in the order of
+        The decayed group, then the one without decay (biases, LayerNorm weights, unused ones);
+        each has `params`, `names` (as long as `params`) and `weight_decay`, in the order of
         `model.named_parameters()`, which is the order of construction. A group without parameters
         is left out.
 
