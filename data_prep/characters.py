@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tokenizers import BertWordPieceTokenizer
 
 from data_prep.clean import is_removed
+from data_prep.compiled import compiled, integer
 from data_prep.sentences import (
     CLOSING,
     FULL_WIDTH_MARKS,
@@ -144,3 +145,47 @@ def _flags(character: str) -> int:
         IS_BORDER: is_word_border(character),
     }
     return sum(bit for bit, is_set in tests.items() if is_set)
+
+
+@compiled
+def decode(data: npt.NDArray[np.uint8], place: int) -> tuple[int, int]:
+    """The character at `place` of valid UTF-8, and the place after it."""
+    byte = integer(data[place])
+    if byte < 0x80:
+        return byte, place + 1
+    second = integer(data[place + 1]) & 0x3F
+    if byte < 0xE0:
+        return ((byte & 0x1F) << 6) | second, place + 2
+    third = integer(data[place + 2]) & 0x3F
+    if byte < 0xF0:
+        return ((byte & 0x0F) << 12) | (second << 6) | third, place + 3
+    fourth = integer(data[place + 3]) & 0x3F
+    return ((byte & 0x07) << 18) | (second << 12) | (third << 6) | fourth, place + 4
+
+
+@compiled
+def missing_page(data: npt.NDArray[np.uint8], is_loaded: npt.NDArray[np.bool_]) -> int:
+    """The first page of characters in `data` (UTF-8) that is not loaded, or -1."""
+    place = 0
+    while place < len(data):
+        if data[place] < 0x80:
+            place += 1
+            continue
+        code, place = decode(data, place)
+        if not is_loaded[code >> 8]:
+            return code >> 8
+    return -1
+
+
+@compiled
+def has_flag(data: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint16], flag: int) -> bool:
+    """Whether a character of `data` (UTF-8) beyond ASCII has `flag`."""
+    place = 0
+    while place < len(data):
+        if data[place] < 0x80:
+            place += 1
+            continue
+        code, place = decode(data, place)
+        if flags[code] & flag:
+            return True
+    return False

@@ -20,24 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep import characters as ch
-from data_prep.characters import Characters, CharacterTable
+from data_prep.characters import Characters, CharacterTable, has_flag, missing_page
 from data_prep.compiled import compiled
 from data_prep.format import IntArray, UnsignedArray, token_dtype
 from data_prep.readers import TextChunk
-from data_prep.scan import (
-    Scanned,
-    finish_hash,
-    has_flag,
-    hash_piece,
-    make_rule_words,
-    make_word_table,
-    missing_page,
-    scan,
-    settle_unknown,
-)
+from data_prep.scan import Scanned, finish_hash, hash_piece, scan
 from data_prep.sentences import OWN_RULES, split_sentences
 from data_prep.trie import make_trie
+from data_prep.word_rules import make_rule_words
 from data_prep.wordpiece import Vocabulary, reference_tokenizer
+from data_prep.words import make_word_table, settle_unknown
 
 logger = logging.getLogger(__name__)
 

@@ -36,6 +36,24 @@ def text_of(num_documents: int, seed: int = 0, most_sentences: int = 12) -> str:
     return "\n\n".join(documents) + "\n"
 
 
+class StoppingExecutor(SerialExecutor):
+    """Stops the preparation before task number `left`, as a kill would."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.finished = 0
+
+    def run(self, function, work, items, done, describe=str):
+        def counted(work: Path, item: object) -> None:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            function(work, item)
+            self.finished += 1
+
+        super().run(counted, work, items, done, describe)
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text file of 60 documents."""

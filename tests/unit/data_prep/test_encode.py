@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import BertWordPieceTokenizer
 
-from data_prep import characters, scan
+from data_prep import characters
 from data_prep import encode as encode_module
+from data_prep import words as word_module
 from data_prep.clean import clean_document
 from data_prep.encode import Encoded, TextEncoder, encode_texts
 from data_prep.readers import TextChunk
@@ -185,7 +186,7 @@ def test_text_that_spells_a_special_piece_never_becomes_one(
 def test_a_full_table_is_emptied_and_the_ids_stay(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "_MOST_WORDS", 3)
+    monkeypatch.setattr(word_module, "_MOST_WORDS", 3)
     encoder = TextEncoder(vocabulary)
     chunk = chunk_of(["un able \u2603 afford", "afford re entry re \u2603 un able", "un " * 9])
     encoder.take_unknown()
