@@ -68,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--rows", type=int, default=3, help="rows to show (3)")
     show.add_argument("--start", type=int, default=0, help="number of the first row (0)")
     _add_recipe(stats)
-    stats.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the distributions too")
+    stats.add_argument(
+        "--plot", type=_new_file, metavar="FILE.png", help="draw the distributions too"
+    )
     return parser
 
 
@@ -135,7 +137,12 @@ def _add_shards(parser: argparse.ArgumentParser) -> None:
     )
     _add_shard_options(parser)
     add("-j", "--jobs", type=int, metavar="N", help="processes (all cores)")
-    add("--timings", type=Path, metavar="FILE", help="write seconds a stage and peak memory there")
+    add(
+        "--timings",
+        type=_new_file,
+        metavar="FILE",
+        help="write seconds a stage and peak memory there",
+    )
     _add_recipe(parser)
     parser.set_defaults(job=_shards)
 
@@ -201,6 +208,14 @@ def _add_shard_options(parser: argparse.ArgumentParser) -> None:
     add("--blocks-per-shard", type=int, default=256, metavar="N", help="blocks a tar (256)")
 
 
+def _new_file(text: str) -> Path:
+    """A file to be written, whose folder is there."""
+    path = Path(text)
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.absolute().parent}")
+    return path
+
+
 def _size(text: str) -> int:
     """Bytes out of a number and a unit."""
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -208,7 +223,7 @@ def _size(text: str) -> int:
     unit = text[len(number) :].removesuffix("B").removesuffix("i")
     try:
         return int(float(number) * units[unit])
-    except (KeyError, ValueError) as err:
+    except (KeyError, ValueError, OverflowError) as err:
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 512M or 4G") from err
 
 
@@ -223,7 +238,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--duplicate-factor", type=int, default=1, metavar="K", help="uses of each document (1)")
     add("-j", "--jobs", type=int, nargs="+", default=[1], metavar="N", help="processes (1)")
     add("--repeats", type=int, default=3, metavar="N", help="measured runs of each (3)")
-    add("--json", type=Path, metavar="FILE", help="write the figures there")
+    add("--json", type=_new_file, metavar="FILE", help="write the figures there")
     parser.set_defaults(job=_bench)
 
 
@@ -347,8 +362,10 @@ def _show(parsed: argparse.Namespace) -> int:
 def _stats(parsed: argparse.Namespace) -> int:
     """`bert-prep stats`."""
     from data_prep.stats import describe_folder
-    from data_prep.stats_plot import draw_folder
+    from data_prep.stats_plot import check_picture, draw_folder
 
+    if parsed.plot:
+        check_picture(parsed.plot)
     for line in describe_folder(parsed.folder, parsed.recipe):
         print(line)
     if parsed.plot:

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 _SAMPLE_BYTES = 1 << 14
 _CHECK_EVERY_BYTES = 64 << 20
+_BATCH_SENTENCES = 512
 _CHECKED_TEXT = (
     "The U.S. Navy's cost-of-living (1,234.5%) rose -- na\u00efve caf\u00e9 Stra\u00dfe \u0130I. "
     "e\u0301\u0301 \u4e2d\u6587\u3002\u300d\ud55c\uad6d\uc5b4 \u0e01\u0e33 a\u00adb x\u200by "
@@ -86,6 +87,7 @@ class TextEncoder:
         self._trie = make_trie(vocabulary.pieces)
         self._table, self._rule_words = make_word_table(), make_rule_words()
         self._unknown = np.zeros(0x110000, np.int64)
+        self._has_told = False
         self._unchecked = _CHECK_EVERY_BYTES  # bytes encoded since the last check
         self.is_fast = is_fast
         if is_fast:
@@ -166,11 +168,11 @@ class TextEncoder:
 
     def _ids_of(self, sentences: Sequence[str]) -> list[list[int]]:
         """The ids of each sentence; unknown characters are counted."""
-        encodings = self._reference.encode_batch(list(sentences), add_special_tokens=False)
-        found = []
-        for sentence, encoding in zip(sentences, encodings, strict=True):
-            ids: list[int] = encoding.ids
-            found.append(ids)
+        found: list[list[int]] = []
+        for start in range(0, len(sentences), _BATCH_SENTENCES):
+            batch = list(sentences[start : start + _BATCH_SENTENCES])  # an encoding is large
+            found += [e.ids for e in self._reference.encode_batch(batch, add_special_tokens=False)]
+        for sentence, ids in zip(sentences, found, strict=True):
             if self._unknown_id in ids:
                 self._count_unknown(sentence)
         return found
@@ -206,6 +208,12 @@ class TextEncoder:
 
     def _encode_in_parts(self, chunk: TextChunk) -> Encoded:
         """The documents with irregular characters the plain way, the others the fast one."""
+        if not self._has_told:
+            self._has_told = True
+            logger.info(
+                "documents with characters whose normal form depends on their neighbours take the "
+                "plain way to piece ids (slower)"
+            )
         parts = []
         for index in range(len(chunk.starts)):
             start, end = int(chunk.starts[index]), int(chunk.ends[index])
@@ -217,32 +225,29 @@ class TextEncoder:
 
     def _scan(self, chunk: TextChunk, data: npt.NDArray[np.uint8]) -> Encoded:
         """The documents of a chunk by compiled code."""
-        count, room = len(chunk.starts), len(data) + 1024
-        while True:
-            out = Scanned(
-                np.empty(room, self._dtype),
-                np.empty(len(data) + 1, np.uint32),
-                np.empty(count, np.int64),
-                np.empty(count, np.uint64),
-                np.zeros(2, np.int64),
-                self._unknown,
-            )
-            code = scan(
-                data,
-                chunk.starts,
-                chunk.ends,
-                self._sentences != "rules",
-                self._key,
-                self._unknown_id,
-                self._characters.arrays,
-                self._trie,
-                self._rule_words,
-                self._table,
-                out,
-            )
-            if code == 0:
-                break
-            room *= 2
+        count = len(chunk.starts)
+        out = Scanned(
+            np.empty(4 * len(data) + 1024, self._dtype),  # what is not used takes no memory
+            np.empty(len(data) + 1, np.uint32),
+            np.empty(count, np.int64),
+            np.empty(count, np.uint64),
+            np.zeros(2, np.int64),
+            self._unknown,
+        )
+        has_room = scan(
+            data,
+            chunk.starts,
+            chunk.ends,
+            self._sentences != "rules",
+            self._key,
+            self._unknown_id,
+            self._characters.arrays,
+            self._trie,
+            self._rule_words,
+            self._table,
+            out,
+        )
+        assert has_room, "a character has more than four pieces"
         return Encoded(
             out.num_sentences,
             out.content,

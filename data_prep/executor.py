@@ -199,7 +199,7 @@ def _run_task(
     path = work / RUNNING_NAME / f"{socket.gethostname()}-{os.getpid()}"
     try:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(description, encoding="utf-8")
+        path.write_text(description, encoding="utf-8", errors="backslashreplace")
     except OSError as err:
         raise output_error(path, err) from err
     function(work, item)
@@ -209,7 +209,7 @@ def _run_task(
 def was_running(work: Path) -> list[str]:
     """What tasks were being done when their workers ended, in words."""
     paths = sorted((work / RUNNING_NAME).glob("*"))
-    found = [path.read_text(encoding="utf-8") for path in paths]
+    found = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
     return [description for description in found if description]
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from data_prep.errors import OutputError
+from data_prep.errors import DataError, OutputError
 from data_prep.manifest import dumps
 
 TEMPORARY_SUFFIX = ".tmp"
@@ -73,6 +73,26 @@ def write_work_json(path: Path, content: Any) -> None:
     """Writes `content` as JSON for programs, whole or not at all; much faster than for people."""
     with atomic_file(path) as file:
         file.write(json.dumps(content, separators=(",", ":")).encode())
+
+
+def read_work_json(path: Path) -> Any:
+    """Reads what `write_work_json` wrote.
+
+    Raises:
+        DataError: it is missing or damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise DataError(damaged_work(path, err)) from err
+
+
+def damaged_work(path: Path, err: Exception) -> str:
+    """The message where a file of a work folder cannot be used."""
+    return (
+        f"{path}: cannot be read ({type(err).__name__}: {err}); the unfinished preparation is "
+        f"damaged: remove {path.parent.parent} and run the command again."
+    )
 
 
 def make_folder(path: Path) -> None:

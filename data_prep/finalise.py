@@ -56,8 +56,8 @@ def finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> list[Manife
         manifest = replace(_manifest(work, plan, index, of_length), **found).with_fingerprint()
         if not manifest.train_totals.rows:
             raise InputError(
-                "the inputs give no row: every document is a single piece, and there is no other "
-                "document to pair it with; give more text."
+                "the inputs give no row to train on: the documents are single pieces without "
+                "another one to pair them with, or --weights leaves none in; give more text."
             )
         folder = dataset_folder(work, length)
         _remove_leftovers(folder, manifest)

@@ -7,7 +7,6 @@ map tasks were.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.files import write_work_json
+from data_prep.files import read_work_json, write_work_json
 from data_prep.manifest import SPLITS
 from data_prep.map_stage import NAMED_HASHES, MapResult
 from data_prep.spill import Section
@@ -145,13 +144,13 @@ def write_group(work: Path, group: Group) -> None:
 
 def group_bytes(work: Path, split: str, number: int) -> int:
     """About how many bytes of pieces a group holds."""
-    content = json.loads(group_path(work, split, number).read_text(encoding="utf-8"))
+    content = read_work_json(group_path(work, split, number))
     return int(content["bytes"])
 
 
 def load_group(work: Path, split: str, number: int) -> Group:
     """Reads a group."""
-    content = json.loads(group_path(work, split, number).read_text(encoding="utf-8"))
+    content = read_work_json(group_path(work, split, number))
     sources = [
         Source(task, Section(*section), only, without)
         for task, section, only, without in content["sources"]

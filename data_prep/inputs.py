@@ -64,6 +64,7 @@ def find_inputs(given: Sequence[str], apart: Sequence[Path] = ()) -> FoundInputs
                 f"{' '.join(_ACCEPTED)}; rename the file."
             )
         else:
+            _refuse_special(path)
             found.append(path)
         origins += [index] * (len(found) - len(origins))
     _refuse_repeated(found)
@@ -72,8 +73,12 @@ def find_inputs(given: Sequence[str], apart: Sequence[Path] = ()) -> FoundInputs
 
 def _files_below(folder: str) -> list[str]:
     """All input files below `folder`, hidden ones left out."""
-    found = []
-    for parent, folders, names in os.walk(folder):
+    found: list[str] = []
+
+    def refuse(err: OSError) -> None:
+        raise InputError(f"--input {err.filename}: cannot be listed ({err.strerror}).") from err
+
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         visible = [name for name in names if not name.startswith(".")]
         found += [os.path.join(parent, name) for name in visible if name.endswith(_ACCEPTED)]
@@ -82,7 +87,17 @@ def _files_below(folder: str) -> list[str]:
             f"--input {folder}: no file in it ends in one of {' '.join(_ACCEPTED)}; "
             "give another folder or rename the files."
         )
+    for path in found:
+        _refuse_special(path)
     return sorted(found)
+
+
+def _refuse_special(path: str) -> None:
+    """InputError for what is no file that can be read more than once."""
+    if not os.path.exists(path):
+        raise InputError(f"--input {path}: a link to nothing; mend or remove it.")
+    if not os.path.isfile(path):
+        raise InputError(f"--input {path}: not a regular file; text is read more than once.")
 
 
 def _refuse_ours(given: Sequence[str], apart: Sequence[Path]) -> None:

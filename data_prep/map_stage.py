@@ -6,8 +6,6 @@ A task is done when its result file exists. The result also names a few content 
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +16,7 @@ import numpy.typing as npt
 
 from data_prep.encode import Encoded, TextEncoder
 from data_prep.errors import InputError
-from data_prep.files import atomic_file, write_work_json
+from data_prep.files import atomic_file, read_work_json, write_work_json
 from data_prep.format import token_dtype
 from data_prep.manifest import VOCABULARY_NAME
 from data_prep.plan import Plan, Segment, load_plan
@@ -30,7 +28,6 @@ from data_prep.wordpiece import load_vocabulary
 NAMED_HASHES = 4
 """How many content hashes at the border of the splits a result names."""
 _BUCKET = 1  # purpose of the random numbers
-_NAMED_CHARACTERS = 1_000
 
 
 class MapResult(NamedTuple):
@@ -44,7 +41,7 @@ class MapResult(NamedTuple):
     highest_valid: list[int]
     """The largest content hashes of the valid split, different ones."""
     unknown_characters: dict[str, int]
-    """How often characters were met that no piece begins with; the commonest."""
+    """How often characters were met that no piece begins with."""
     contents_offset: int
     """Where in the spill the content hashes of all documents lie, to its end."""
 
@@ -69,14 +66,14 @@ def result_path(work: Path, task: int) -> Path:
 
 def load_result(work: Path, task: int) -> MapResult:
     """The result of a map task that is done."""
-    content = json.loads(result_path(work, task).read_text(encoding="utf-8"))
+    content = read_work_json(result_path(work, task))
     sections = [Section(*section) for section in content.pop("sections")]
     return MapResult(sections, **content)
 
 
 def is_done(work: Path, task: int) -> bool:
     """Whether a map task needs no more work."""
-    return result_path(work, task).is_file()
+    return result_path(work, task).is_file() and spill_path(work, task).is_file()
 
 
 @lru_cache(maxsize=1)
@@ -121,7 +118,7 @@ def run_map_task(work: Path, task: int) -> None:
         contents_offset = file.tell()
         for part in contents:
             file.write(part.astype("<u8").tobytes())
-    unknown = Counter(encoder.take_unknown()).most_common(_NAMED_CHARACTERS)
+    unknown = encoder.take_unknown()
     result = MapResult(
         writer.sections,
         skipped,

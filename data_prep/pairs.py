@@ -145,6 +145,7 @@ def make_pairs(documents: Documents, rules: PairRules) -> Pairs:
         bounds,
         first,
         cut.content,
+        _next_others(cut.content),
         cut.keys,
         cut.copies,
         _KINDS.index(rules.kind),
@@ -168,10 +169,23 @@ def _columns(count: int) -> Pairs:
 
 
 @compiled
+def _next_others(content: WordArray) -> IntArray:
+    """The next document with another text, around the end, for each; int64 [D]."""
+    count = len(content)
+    others = np.zeros(count, np.int64)
+    for place in range(2 * count - 1, -1, -1):
+        document, after = place % count, (place + 1) % count
+        is_same = content[after] == content[document]
+        others[document] = others[after] if is_same else after
+    return others
+
+
+@compiled
 def _make_all(
     bounds: IntArray,
     first: IntArray,
     content: WordArray,
+    next_others: IntArray,
     keys: WordArray,
     copies: IntArray,
     kind: int,
@@ -191,7 +205,7 @@ def _make_all(
     stream, of_row = np.empty(STREAM_WORDS, np.uint64), np.empty(STREAM_WORDS, np.uint64)
     pair = np.empty(4, np.int64)  # a_start, a_end, b_start, b_end
     made = 0
-    for document in range(len(content)):
+    for document in range(len(keys)):
         last = first[document + 1]
         for copy in range(copies[document]):
             start_stream(stream, keys[document], 0, copy, sequence_length)
@@ -204,7 +218,7 @@ def _make_all(
                     end, of_pair = _whole_sentences(bounds, start, last, target, pair), 0
                 else:
                     end, of_pair = _pair(
-                        bounds, first, content, document, start, last, target,
+                        bounds, first, content, next_others, document, start, last, target,
                         kind, has_partners, is_balanced, stream, pair,
                     )  # fmt: skip
                 start = end
@@ -238,6 +252,7 @@ def _pair(
     bounds: IntArray,
     first: IntArray,
     content: WordArray,
+    next_others: IntArray,
     document: int,
     start: int,
     last: int,
@@ -261,7 +276,8 @@ def _pair(
     is_alone |= end == last and bounds[end] - bounds[start] < 2  # it cannot be cut
     if has_partners and (is_alone or next_is_below(stream, 0.5)):
         pair[0], pair[1] = bounds[start], bounds[middle]
-        _partner(bounds, first, content, document, target - pair[1] + pair[0], stream, pair)
+        wanted = target - pair[1] + pair[0]
+        _partner(bounds, first, content, next_others, document, wanted, stream, pair)
         return middle, 1  # the displaced sentences are used again
     if end - start == 1 and is_balanced and has_partners and end < last:
         end += 1
@@ -283,15 +299,16 @@ def _partner(
     bounds: IntArray,
     first: IntArray,
     content: WordArray,
+    next_others: IntArray,
     document: int,
     wanted: int,
     stream: WordArray,
     pair: IntArray,
 ) -> None:
     """Writes a span of another document of about `wanted` tokens to the end of `pair`."""
-    other = next_below(stream, len(content))
-    while content[other] == content[document]:
-        other = (other + 1) % len(content)
+    other = next_below(stream, len(next_others))
+    if content[other] == content[document]:
+        other = next_others[other]
     begin, last = first[other], first[other + 1]
     begin += next_below(stream, last - begin)
     end = begin + 1

@@ -27,6 +27,8 @@ from data_prep.sentences import check_rule
 from data_prep.version import tool_version
 
 PLAN_NAME = "plan.json"
+WORK_VERSION = 2
+"""Version of the files of a work folder; one of another version is not gone on with."""
 SHORTEST_SEQUENCE = 8
 LONGEST_SEQUENCE = 65_535  # `length` is uint16
 SMALLEST_MEMORY = 512 << 20
@@ -82,12 +84,6 @@ class ShardOptions:
             self.random_next,
         )
 
-    @property
-    def most_group_tokens(self) -> int:
-        """Tokens that a worker can hold at once, with the rows that are made of them."""
-        rows_a_token = self.duplicate_factor / _TOKENS_A_ROW
-        return int((self.memory_per_worker - _PROGRAM_BYTES) / (12 + 90 * rows_a_token))
-
     def for_length(self, index: int) -> dict[str, Any]:
         """The parameters of one dataset folder, as its manifest holds them."""
         return {
@@ -140,13 +136,20 @@ class Plan:
     """Map tasks; each is some segments."""
 
     @property
+    def most_group_tokens(self) -> int:
+        """Tokens that a worker can hold at once, with the rows that are made of them."""
+        copies = self.options.duplicate_factor * max(entry.weight for entry in self.inputs)
+        bytes_a_token = 12 + 90 * copies / _TOKENS_A_ROW
+        return int((self.options.memory_per_worker - _PROGRAM_BYTES) / bytes_a_token)
+
+    @property
     def num_buckets(self) -> int:
         """Fine buckets that documents are hashed into; a function of the size of the inputs."""
         size = sum(
             entry.bytes * (_PACKED if is_compressed(entry.path) else 1) for entry in self.inputs
         )
         wanted = min(_BUCKETS, -(-size // _BUCKET_BYTES))
-        of_memory = -(-2 * size // self.options.most_group_tokens)  # a token is 2 bytes or more
+        of_memory = -(-2 * size // self.most_group_tokens)  # a token is 2 bytes or more
         return max(1, min(_MOST_BUCKETS, max(wanted, of_memory)))
 
     def identity(self) -> dict[str, Any]:
@@ -241,7 +244,8 @@ def write_plan(plan: Plan, work: Path) -> None:
         [[segment.input, segment.start, segment.end] for segment in task] for task in plan.tasks
     ]
     paths = [entry.path for entry in plan.inputs]
-    write_json(work / PLAN_NAME, {**plan.identity(), "paths": paths, "tasks": tasks})
+    about = {"work_version": WORK_VERSION, "paths": paths, "tasks": tasks}
+    write_json(work / PLAN_NAME, {**plan.identity(), **about})
 
 
 @lru_cache(maxsize=1)

@@ -6,15 +6,15 @@ again, and gives the bytes of one that was not.
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from data_prep import map_stage, reduce_stage
 from data_prep.errors import InputError
 from data_prep.executor import Executor
-from data_prep.files import write_json
+from data_prep.files import read_work_json, write_json
 from data_prep.finalise import finalise
 from data_prep.groups import choose_promotions, group_bytes, make_groups, write_group
 from data_prep.manifest import SPLITS
@@ -74,9 +74,11 @@ def _prepare(preparation: Preparation, folders: Sequence[Path], executor: Execut
         plan = executor.on_root(lambda: ready_plan(preparation))
     if plan is None:
         return
+    stamps = executor.on_root(lambda: _stamps(plan))
     try:
         with clock.stage("map"):
             _map(work, plan, executor)
+            executor.on_root(lambda: _check_unchanged(plan, stamps))
     except InputError as err:
         if executor.is_root:
             write_json(work / INPUT_ERROR_NAME, {"error": str(err)})
@@ -129,6 +131,24 @@ def _map(work: Path, plan: Plan, executor: Executor) -> None:
         )
 
 
+def _stamps(plan: Plan) -> list[tuple[int, int]]:
+    """Size and time of the last change of every input."""
+    try:
+        found = [os.stat(entry.path) for entry in plan.inputs]
+    except OSError as err:
+        raise InputError(f"{err.filename}: cannot be read ({err.strerror}).") from err
+    return [(status.st_size, status.st_mtime_ns) for status in found]
+
+
+def _check_unchanged(plan: Plan, before: Sequence[tuple[int, int]]) -> None:
+    """InputError where an input was changed since its checksum was taken."""
+    for entry, then, now in zip(plan.inputs, before, _stamps(plan), strict=True):
+        if then != now:
+            raise InputError(
+                f"{entry.path}: changed while it was read; run the command again when it is done."
+            )
+
+
 def _task_in_words(plan: Plan, task: int) -> str:
     """The inputs of a map task."""
     names = []
@@ -151,7 +171,7 @@ def _group(work: Path, plan: Plan) -> list[ReduceTask]:
     """Decides the reduce tasks, once all map tasks are done."""
     if not (work / GROUPS_DONE_NAME).is_file():
         _make_groups(work, plan)
-    numbers = json.loads((work / GROUPS_DONE_NAME).read_text(encoding="utf-8"))
+    numbers = read_work_json(work / GROUPS_DONE_NAME)
     return [
         ReduceTask(split, number, index)
         for index in reversed(range(len(plan.options.sequence_length)))
@@ -173,7 +193,7 @@ def _make_groups(work: Path, plan: Plan) -> None:
     if skipped:
         logger.info("%d documents without a single piece are left out", skipped)
     promotions = choose_promotions(results, plan.options.valid_fraction)
-    groups = make_groups(results, promotions, plan.options.most_group_tokens)
+    groups = make_groups(results, promotions, plan.most_group_tokens)
     for group in groups:
         write_group(work, group)
     numbers = {split: sum(group.split == split for group in groups) for split in SPLITS}

@@ -357,11 +357,21 @@ def cut_points(path: str, text_format: TextFormat, size: int, step: int) -> list
     with open_text(path) as file:
         while (cuts[-1] if cuts else 0) + step < size:
             file.seek((cuts[-1] if cuts else 0) + step)
-            file.readline()
+            _skip_line(file)
             if not is_json_lines(path):
-                while file.readline().strip():
+                while _skip_line(file):
                     pass
             if file.tell() >= size:
                 break
             cuts.append(file.tell())
     return cuts
+
+
+def _skip_line(file: BinaryIO) -> bool:
+    """Goes behind the next line end; whether the line holds more than white space."""
+    has_text = False
+    while part := file.readline(_CHUNK_BYTES):
+        has_text |= bool(part.strip())
+        if part.endswith(b"\n"):
+            break
+    return has_text

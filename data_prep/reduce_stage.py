@@ -7,7 +7,6 @@ order of the rows on the group. Rows stay spans of the documents until their blo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from data_prep.files import atomic_file, write_work_json
+from data_prep.errors import DataError
+from data_prep.files import atomic_file, damaged_work, read_work_json, write_work_json
 from data_prep.format import Block, IntArray, count_dtype, position_dtype, token_dtype
 from data_prep.groups import Group, load_group
 from data_prep.manifest import VOCABULARY_NAME, ShardEntry, shard_from_json, shard_to_json
@@ -75,14 +75,18 @@ def _counts_path(work: Path, task: ReduceTask) -> Path:
 
 def load_result(work: Path, task: ReduceTask) -> ReduceResult:
     """The result of a reduce task that is done."""
-    content = json.loads(result_path(work, task).read_text(encoding="utf-8"))
+    content = read_work_json(result_path(work, task))
     shards = [shard_from_json(shard) for shard in content.pop("shards")]
     return ReduceResult(shards, **content)
 
 
 def load_prediction_counts(work: Path, task: ReduceTask) -> npt.NDArray[np.int64]:
     """How often each piece is to be predicted in the rows of a task that is done."""
-    return np.fromfile(_counts_path(work, task), "<i8")
+    path = _counts_path(work, task)
+    try:
+        return np.fromfile(path, "<i8")
+    except OSError as err:
+        raise DataError(damaged_work(path, err)) from err
 
 
 def is_done(work: Path, task: ReduceTask) -> bool:

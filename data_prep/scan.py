@@ -78,7 +78,7 @@ def scan(
     rules: RuleWords,
     table: WordTable,
     out: Scanned,
-) -> int:
+) -> bool:
     """Documents of `data` to sentences of piece ids.
 
     Args:
@@ -95,7 +95,7 @@ def scan(
         out: gets the result.
 
     Returns:
-        0, or 1 where `ids` has no room for what `data` may hold.
+        Whether `ids` had room for what `data` may hold; if not, `out` is incomplete.
     """
     out.used[0] = out.used[1] = 0
     letters = np.empty(len(data) + 1, np.int32)
@@ -107,13 +107,13 @@ def scan(
             characters, trie, rules, table, out, letters, word,
         )  # fmt: skip
         if not is_done:
-            return 1
+            return False
         content = key
         for piece in out.ids[first_id : out.used[0]]:
             content = hash_piece(content, np.uint64(piece))
         out.content[document] = finish_hash(content)
         out.num_sentences[document] = out.used[1] - first_sentence
-    return 0
+    return True
 
 
 @compiled

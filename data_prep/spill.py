@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from data_prep.compiled import compiled
 from data_prep.encode import Encoded
+from data_prep.errors import DataError
+from data_prep.files import damaged_work
 from data_prep.format import IntArray, UnsignedArray
 from data_prep.manifest import SPLITS
 
@@ -163,12 +165,22 @@ def _write_section(file: BinaryIO, split: str, bucket: int, columns: Columns) ->
 
 
 def read_section(path: Path, section: Section, dtype: np.dtype[Any]) -> Columns:
-    """Reads one section of a spill."""
-    with path.open("rb") as file:
-        file.seek(section.offset)
-        documents = np.fromfile(file, _DOCUMENT, section.documents)
-        lengths = np.fromfile(file, np.uint32, section.sentences)
-        return Columns(documents, lengths, np.fromfile(file, dtype, section.tokens))
+    """Reads one section of a spill.
+
+    Raises:
+        DataError: it is missing or cut off.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(section.offset)
+            documents = np.fromfile(file, _DOCUMENT, section.documents)
+            lengths = np.fromfile(file, np.uint32, section.sentences)
+            ids = np.fromfile(file, dtype, section.tokens)
+    except OSError as err:
+        raise DataError(damaged_work(path, err)) from err
+    if len(ids) != section.tokens:
+        raise DataError(damaged_work(path, ValueError("it is cut off")))
+    return Columns(documents, lengths, ids)
 
 
 def joined(columns: Iterable[Columns]) -> Columns:

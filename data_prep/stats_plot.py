@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,14 @@ from data_prep.wordpiece import load_vocabulary
 _COLOURS = {"train": "#0072b2", "valid": "#d55e00"}  # Okabe and Ito
 
 
+def check_picture(path: Path) -> None:
+    """UsageError where `draw_folder` could not write to `path`."""
+    if path.suffix != ".png":
+        raise UsageError(f"--plot {path}: the picture is a PNG; name it so.")
+    if find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'bert_ds[report]'.")
+
+
 def draw_folder(folder: Path, path: Path) -> None:
     """Draws lengths of rows, and the shares that people look at.
 
@@ -27,15 +36,10 @@ def draw_folder(folder: Path, path: Path) -> None:
         UsageError: matplotlib is not installed, or the name does not end in .png.
         DataError: the folder is no dataset, or a shard is damaged.
     """
-    if path.suffix != ".png":
-        raise UsageError(f"--plot {path}: the picture is a PNG; name it so.")
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as err:
-        raise UsageError(
-            f"--plot needs matplotlib ({err}): pip install 'bert_ds[report]'."
-        ) from err
+    check_picture(path)
+    import matplotlib
+    from matplotlib.figure import Figure
+
     manifest = load_manifest(folder)
     with matplotlib.rc_context({"svg.hashsalt": "", "font.size": 9}):
         figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -83,6 +83,8 @@ def _check_pieces(path: str, pieces: Sequence[str]) -> None:
             f"vocabulary {path}: {len(pieces)} pieces without {' '.join(missing)}; BERT needs "
             f"{' '.join(SPECIAL_PIECES)}, each on a line of its own."
         )
+    if len(pieces) <= len(SPECIAL_PIECES):
+        raise DataError(f"vocabulary {path}: no piece of text besides {' '.join(SPECIAL_PIECES)}.")
     first: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=1):
         if first.setdefault(piece, number) != number:

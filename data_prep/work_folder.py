@@ -7,7 +7,6 @@ output folder holds a lock on it.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import shutil
@@ -19,7 +18,7 @@ from pathlib import Path
 from data_prep import map_stage
 from data_prep.errors import DataError, UsageError
 from data_prep.executor import CLAIMS_NAME, RUNNING_NAME, Executor, was_running
-from data_prep.files import TEMPORARY_SUFFIX, atomic_file, make_folder
+from data_prep.files import TEMPORARY_SUFFIX, atomic_file, make_folder, read_work_json
 from data_prep.inputs import find_inputs, hash_inputs
 from data_prep.manifest import (
     MANIFEST_NAME,
@@ -30,6 +29,7 @@ from data_prep.manifest import (
 )
 from data_prep.plan import (
     PLAN_NAME,
+    WORK_VERSION,
     Plan,
     ShardOptions,
     dataset_identity,
@@ -224,9 +224,10 @@ def _resumed(work: Path, plan: Plan, of_missing: Plan, vocabulary_path: Path) ->
     there = load_plan(work)
     wanted = plan if differences(there.identity(), of_missing.identity()) else of_missing
     found = differences(there.identity(), wanted.identity())
-    recorded = json.loads((work / PLAN_NAME).read_text(encoding="utf-8"))["tool_version"]
-    if recorded != tool_version():
-        found.append(f"tool_version: {recorded} there, {tool_version()} now")
+    content = read_work_json(work / PLAN_NAME)
+    for name, now in (("tool_version", tool_version()), ("work_version", WORK_VERSION)):
+        if content.get(name) != now:
+            found.append(f"{name}: {content.get(name)} there, {now} now")
     if found and (work / INPUT_ERROR_NAME).is_file():
         return _mended(work, there, of_missing, vocabulary_path)
     if found:

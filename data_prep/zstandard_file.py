@@ -11,7 +11,7 @@ from typing import Any
 
 from data_prep.errors import UsageError
 
-_CHUNK_BYTES = 1 << 18
+_CHUNK_BYTES = 1 << 10  # it may hold a hundred thousand times as much text
 
 
 def open_zstandard(path: str) -> io.BufferedReader:

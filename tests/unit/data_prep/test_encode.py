@@ -167,12 +167,17 @@ def test_every_character_there_is_gives_the_ids_of_hugging_face(
     encoder.take_unknown()
 
 
-def test_marks_that_decomposition_reorders_take_the_plain_way(vocabulary: Vocabulary) -> None:
+def test_marks_that_decomposition_reorders_take_the_plain_way(
+    vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture
+) -> None:
     encoder = TextEncoder(vocabulary)
     moved = "a\u302e\U0001d165\u0301"
     assert {unicodedata.combining(character) for character in moved[1:3]} == {224, 216}
     chunk = chunk_of([f"able {moved} un.", "an able text", f"{moved}"])
-    assert_equal(encoder.encode(chunk), encoder.encode_plain(chunk))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert_equal(encoder.encode(chunk), encoder.encode_plain(chunk))
+    assert caplog.text.count("take the plain way") == int(vocabulary.strip_accents)
 
 
 def test_text_that_spells_a_special_piece_never_becomes_one(
@@ -199,6 +204,15 @@ def test_unknown_characters_are_counted_as_often_as_they_stand(encoder: TextEnco
     encoder.encode(chunk_of(["a \u2603b \u2603b \u2604", "\u2603\u2603 " + "\u2604" * 70]))
     assert encoder.take_unknown() == {"\u2603": 4, "\u2604": 71}
     assert encoder.take_unknown() == {}
+
+
+def test_a_long_word_counts_nothing_twice(encoder: TextEncoder) -> None:
+    encoder.take_unknown()
+    chunk = chunk_of(["\u2603 " * 10 + "a" * 100_000 + " \u2603 " + "." * 70_000])
+    fast = encoder.encode(chunk)
+    assert encoder.take_unknown() == {"\u2603": 11}
+    assert_equal(fast, encoder.encode_plain(chunk))
+    encoder.take_unknown()
 
 
 def test_a_fast_way_that_gives_other_ids_is_left_out_loudly(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,19 @@ def test_our_own_files_are_not_read_as_text(tmp_path: Path) -> None:
     for path, ours in ((text, inside), (text / "a.txt", text / "a.txt"), (text, text)):
         with pytest.raises(UsageError, match="would be read as text"):
             find_inputs([str(path)], [ours])
+
+
+def test_links_to_nothing_and_special_files_are_refused_and_named(tmp_path: Path) -> None:
+    for name, make, message in (
+        ("b.txt", lambda path: path.symlink_to(tmp_path / "none"), "a link to nothing"),
+        ("c.txt", lambda path: path.symlink_to(path), "a link to nothing"),
+        ("d.txt", lambda path: os.mkfifo(path), "not a regular file"),
+    ):
+        folder = tmp_path / name[0]
+        folder.mkdir()
+        (folder / "a.txt").write_text("x", encoding="utf-8")
+        make(folder / name)
+        with pytest.raises(InputError, match=rf"{name}: {message}"):
+            find_inputs([str(folder)])
+    with pytest.raises(InputError, match="not a regular file"):
+        find_inputs([str(tmp_path / "d" / "d.txt")])

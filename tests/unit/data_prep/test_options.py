@@ -159,9 +159,13 @@ def test_memory_decides_buckets_and_groups() -> None:
     assert buckets(1 << 30, 1 << 31) == 1024
     little, much = buckets(512 << 20, 1 << 40), buckets(1 << 34, 1 << 40)
     assert little > 2 * much > 2 * 1024
-    most = [replace(plain, memory_per_worker=m).most_group_tokens for m in (1 << 29, 1 << 30)]
-    assert most[0] * 4 < most[1] * 2
-    assert replace(plain, duplicate_factor=40).most_group_tokens < most[1]
+
+    def most(options: ShardOptions, weight: float = 1.0) -> int:
+        entry = InputEntry("a.txt.gz", 1, "", weight)
+        return make_plan(options, vocabulary, [entry], 100).most_group_tokens
+
+    assert most(replace(plain, memory_per_worker=1 << 29)) * 2 < most(plain)
+    assert most(replace(plain, duplicate_factor=40)) == most(plain, 8.0) < most(plain) / 4
     with pytest.raises(UsageError, match="--memory-per-worker 1000: must lie between 536870912"):
         check_options(replace(plain, memory_per_worker=1000))
 

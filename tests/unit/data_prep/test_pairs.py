@@ -285,6 +285,15 @@ def test_rows_without_pairs_hold_every_token_once_in_whole_sentences(
                 assert following - row.a_start > longest
 
 
+def test_partners_among_many_equal_documents_are_found_at_once() -> None:
+    corpus = [([2], 1)] * 50_000 + [([2], 2), ([3], 3)] + [([2], 1)] * 50_000
+    made = make_pairs(columns_of(documents_of(corpus), 0), rules_of())
+    assert len(made) == len(corpus)
+    assert made.label.all()
+    of_equal = np.isin(made.a_start, [100_000, 100_002], invert=True)
+    assert set(made.b_start[of_equal].tolist()) <= {100_000, 100_002}
+
+
 def test_copies_of_a_document_have_other_pairs_and_other_masks() -> None:
     documents = documents_of([([5, 6, 7] * 20, 1), ([4] * 20, 2)])
     made = make_pairs(columns_of(documents, 3, copies=4), rules_of(longest=1000, short=0))

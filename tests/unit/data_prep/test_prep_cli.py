@@ -113,9 +113,13 @@ def test_the_package_imports_neither_torch_nor_bert_ds_and_help_imports_no_numpy
 def test_sizes_are_written_with_units(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"512M": 512 << 20, "4G": 4 << 30, "1.5GiB": 3 << 29, "2KB": 2048, "77": 77}
     assert {text: cli._size(text) for text in sizes} == sizes
+    for wrong in ("much", "inf", "G", "5X"):
+        with pytest.raises(SystemExit):
+            main(["shards", "--memory-per-worker", wrong])
+        assert f"{wrong!r} is no size such as 512M or 4G" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main(["shards", "--memory-per-worker", "much"])
-    assert "'much' is no size such as 512M or 4G" in capsys.readouterr().err
+        main(["bench", "a.txt", "--json", "/nowhere/at/all.json"])
+    assert "there is no folder /nowhere/at" in capsys.readouterr().err
 
 
 def test_bench_prints_and_writes_what_it_measured(

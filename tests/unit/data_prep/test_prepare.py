@@ -7,6 +7,7 @@ import gc
 import gzip
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -256,6 +257,58 @@ def test_an_unfinished_preparation_made_otherwise_is_refused(
         content = json.loads(plan.read_text(encoding="utf-8"))
         plan.write_text(json.dumps({**content, "tool_version": "0.0"}), encoding="utf-8")
         prepare(tmp_path / "D")
+
+
+@pytest.mark.parametrize(
+    "damaged", ["map/00000.json", "groups.json", "groups/train-00000.json", "map/00000.spill"]
+)
+def test_a_damaged_work_folder_is_said_with_the_way_out(
+    prepare: Prepare, tmp_path: Path, damaged: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "D", executor=StoppingExecutor(1))  # after the map stage
+    path = tmp_path / "D" / "work" / damaged
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"is damaged: remove .*work.* and run the command again"):
+        prepare(tmp_path / "D")
+
+
+def test_a_task_whose_spill_is_lost_is_done_again(
+    prepare: Prepare, folder_bytes: FolderBytes, tmp_path: Path
+) -> None:
+    prepare(tmp_path / "whole", task_bytes=4000)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(tmp_path / "D", executor=StoppingExecutor(3), task_bytes=4000)
+    next((tmp_path / "D" / "work" / "map").glob("*.spill")).unlink()
+    prepare(tmp_path / "D")
+    assert folder_bytes(tmp_path / "D") == folder_bytes(tmp_path / "whole")
+
+
+def test_an_input_that_changes_while_it_is_read_is_an_error(
+    prepare: Prepare, tmp_path: Path, corpus: Path
+) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(corpus.read_bytes())
+
+    class Changing(SerialExecutor):
+        def run(self, function, work, items, done, describe=str):
+            super().run(function, work, items, done, describe)
+            with path.open("a", encoding="utf-8") as file:
+                file.write("more\n")
+
+    with pytest.raises(InputError, match=r"a\.txt: changed while it was read"):
+        prepare(tmp_path / "D", inputs=[path], executor=Changing())
+    (folder,) = prepare(tmp_path / "D", inputs=[path])
+    verify_folder(folder)
+
+
+def test_names_that_are_no_text_are_no_hindrance(
+    prepare: Prepare, tmp_path: Path, corpus: Path
+) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
+    Path(name).write_bytes(corpus.read_bytes())
+    (folder,) = prepare(tmp_path / "D", inputs=[Path(name)])
+    verify_folder(folder)
 
 
 def test_files_of_others_are_neither_used_nor_removed(prepare: Prepare, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import gzip
 import json
+import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -241,3 +242,23 @@ def test_zst_without_the_package_says_how_to_get_it(
     monkeypatch.setattr(builtins, "__import__", without_zstandard)
     with pytest.raises(UsageError, match=r"pip install zstandard"):
         texts_of(path)
+
+
+def test_a_file_of_one_long_line_is_cut_without_reading_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_CHUNK_BYTES", 10)
+    path = tmp_path / "a.txt"
+    path.write_text("word " * 100 + "\n \n" + "more " * 100 + "\n", encoding="utf-8")
+    assert cut_points(str(path), BLANK_LINES, path.stat().st_size, 60) == [503]
+
+
+def test_a_small_zstandard_file_of_much_text_is_read_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(zstandard.compress(b"word " * (1 << 24)))  # 80 MB in a few kB
+    with readers.open_text(str(path)) as file:
+        tracemalloc.start()
+        assert file.read(1 << 16) == (b"word " * 20_000)[: 1 << 16]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 40 << 20

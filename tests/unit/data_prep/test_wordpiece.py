@@ -28,6 +28,7 @@ def test_specials_may_stand_at_any_line_as_in_published_vocabularies(tmp_path: P
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n", "'a' stands on line 6 and on line 8"),
         (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n\n\nb\n", "'' stands on line 6 and on line 7"),
         (b"", r"without \[PAD\]"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n", "no piece of text besides"),
         (b"\xff\xfe", "not UTF-8 at byte 0"),
     ],
 )
