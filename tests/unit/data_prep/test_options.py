@@ -165,7 +165,7 @@ def test_memory_decides_buckets_and_groups() -> None:
         return make_plan(options, vocabulary, [entry], 100).most_group_tokens
 
     assert most(replace(plain, memory_per_worker=1 << 29)) * 2 < most(plain)
-    assert most(replace(plain, duplicate_factor=40)) == most(plain, 8.0) < most(plain) / 4
+    assert most(replace(plain, duplicate_factor=40)) == most(plain, 8.0) < most(plain) / 3
     with pytest.raises(UsageError, match="--memory-per-worker 1000: must lie between 536870912"):
         check_options(replace(plain, memory_per_worker=1000))
 
