@@ -11,6 +11,8 @@ BIN    := $(VENV)/bin
 PIP_ARGS ?=
 # Further arguments to pytest, for example PYTEST_ARGS="-k lamb".
 PYTEST_ARGS ?=
+# Tests at a time; many start two or more processes of their own.
+TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check format clean
@@ -22,7 +24,7 @@ demo: $(VENV)/.installed-demo
 	@BIN="$(abspath $(BIN))" bash launchers/demo.sh
 
 test: check
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

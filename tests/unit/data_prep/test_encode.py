@@ -108,7 +108,7 @@ blanks = st.sampled_from(
 mixed = st.lists(st.one_of(words, blanks, st.text(max_size=4)), max_size=30).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(texts=st.lists(mixed, min_size=1, max_size=3), by_lines=st.booleans())
 def test_the_fast_way_equals_the_plain_way_for_any_text(
     vocabulary: Vocabulary, texts: list[str], by_lines: bool
@@ -134,7 +134,7 @@ def encoders(vocabulary: Vocabulary, by_lines: bool) -> TextEncoder:
     return _ENCODERS[vocabulary, by_lines]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=60))
 def test_ids_equal_those_of_hugging_face_for_any_text(vocabulary: Vocabulary, text: str) -> None:
     cleaned = "\n".join(clean_document(text))
@@ -150,15 +150,21 @@ def test_every_character_there_is_gives_the_ids_of_hugging_face(
     vocabulary: Vocabulary, encoder: TextEncoder
 ) -> None:
     # Each character alone, and between letters, where it may join or part them.
-    # Of those without a meaning some stand for all.
+    # Of those without a meaning some stand for all, as do some of the CJK characters and Hangul
+    # syllables, which are made by rule.
     unassigned = {"Cn", "Co"}
+    by_rule = range(0x3400, 0xD7A4)
     all_codes = [
         code
         for code in range(sys.maxunicode + 1)
         if not 0xD800 <= code < 0xE000
-        and (unicodedata.category(chr(code)) not in unassigned or code % 251 == 0)
+        and (
+            (unicodedata.category(chr(code)) not in unassigned and code not in by_rule)
+            or code % 61 == 0
+        )
+        and (code < 0x20000 or code % 61 == 0)
     ]
-    assert len(all_codes) > 140_000
+    assert len(all_codes) > 40_000
     for start in range(0, len(all_codes), 1 << 14):
         codes = all_codes[start : start + (1 << 14)]
         text = " ".join(f"{chr(code)} a{chr(code)}b" for code in codes)
@@ -208,7 +214,7 @@ def test_unknown_characters_are_counted_as_often_as_they_stand(encoder: TextEnco
 
 def test_a_long_word_counts_nothing_twice(encoder: TextEncoder) -> None:
     encoder.take_unknown()
-    chunk = chunk_of(["\u2603 " * 10 + "a" * 100_000 + " \u2603 " + "." * 70_000])
+    chunk = chunk_of(["\u2603 " * 10 + "a" * 3_000 + " \u2603 " + "." * 2_000])
     fast = encoder.encode(chunk)
     assert encoder.take_unknown() == {"\u2603": 11}
     assert_equal(fast, encoder.encode_plain(chunk))
