@@ -24,7 +24,7 @@ demo: $(VENV)/.installed-demo
 	@BIN="$(abspath $(BIN))" bash launchers/demo.sh
 
 test: check
-	$(BIN)/python -m pytest -n $(TEST_JOBS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
