@@ -308,7 +308,7 @@ def test_names_that_are_no_text_are_no_hindrance(
     name = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")
     Path(name).write_bytes(corpus.read_bytes())
     (folder,) = prepare(tmp_path / "D", inputs=[Path(name)])
-    verify_folder(folder)
+    assert verify_folder(folder).inputs[0].path == name
 
 
 def test_files_of_others_are_neither_used_nor_removed(prepare: Prepare, tmp_path: Path) -> None:
