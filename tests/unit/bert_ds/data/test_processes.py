@@ -67,13 +67,19 @@ def wait_until_gone(pids: set[int], seconds: float) -> None:
         time.sleep(0.02)
 
 
+def shared_memory_of(pid: int) -> set[str]:
+    """Files in shared memory that a process maps: what a kill would leave behind."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split(maxsplit=5)[-1] for line in maps if "/dev/shm/" in line}
+
+
 @pytest.fixture
 def nothing_is_left() -> Iterator[None]:
-    """The test leaves neither processes nor files in shared memory."""
-    processes, shared = children(), set(os.listdir("/dev/shm"))
+    """The test leaves no processes and maps no shared memory."""
+    processes, shared = children(), shared_memory_of(os.getpid())
     yield
     assert children() == processes
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert shared_memory_of(os.getpid()) <= shared
 
 
 def assert_same(a: RankUpdate, b: RankUpdate) -> None:
@@ -225,7 +231,6 @@ print(*children(), flush=True)
 
 @pytest.mark.parametrize("end", ["time.sleep(600)", "import os; os._exit(75)", "raise SystemExit"])
 def test_the_processes_end_with_their_parent_however_it_ends(unmasked: Path, end: str) -> None:
-    shared = set(os.listdir("/dev/shm"))
     command = [sys.executable, "-c", PARENT.format(end=end), str(unmasked)]
     root = Path(__file__).parents[4]
     with subprocess.Popen(
@@ -236,11 +241,11 @@ def test_the_processes_end_with_their_parent_however_it_ends(unmasked: Path, end
         assert len(readers) == 2
         if "sleep" in end:
             assert all(is_alive(pid) for pid in readers)
+            assert not any(shared_memory_of(pid) for pid in readers)
             parent.kill()
         parent.wait(30)
         wait_until_gone(readers, 10)
         assert parent.stderr.read() == ""  # they end without a word
-    assert set(os.listdir("/dev/shm")) <= shared
 
 
 WAITING_PARENT = """
