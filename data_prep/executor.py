@@ -28,6 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from data_prep.errors import DataPrepError, UsageError
 from data_prep.files import make_folder, output_error
+from data_prep.memory import return_large_blocks
 
 RUNNING_NAME = "running"
 """Folder in the work folder: a file for every task that is being done, with its description."""
@@ -238,6 +239,7 @@ def _interrupts_held() -> Iterator[None]:
 
 def _start_worker() -> None:
     """Makes a spawned process end with its parent, and imports what tasks need."""
+    return_large_blocks()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for module in ("data_prep.map_stage", "data_prep.reduce_stage"):
         import_module(module)
@@ -376,6 +378,7 @@ def make_executor(processes: int | None, environ: Mapping[str, str] = os.environ
     if processes is not None and processes < 1:
         raise UsageError(f"-j {processes}: must be at least 1.")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    return_large_blocks()
     if mpi_size(environ) > 1:
         return _mpi_executor(processes, environ)
     size = processes or len(os.sched_getaffinity(0))

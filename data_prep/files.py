@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,13 +21,14 @@ _READ_BYTES = 1 << 20
 
 
 @contextmanager
-def atomic_file(path: Path, is_last: bool = True) -> Iterator[BinaryIO]:
-    """A binary file that appears under `path` only once it is whole and on disk.
+def atomic_file(path: Path, is_durable: bool = True) -> Iterator[BinaryIO]:
+    """A binary file that appears under `path` only once it is whole.
 
     Args:
         path: the final name; the temporary file lies in the same folder.
-        is_last: False leaves it to a later file of the same folder to make the name survive a
-            power cut; the content does in any case.
+        is_durable: whether name and content survive a power cut. False does not wait for the
+            disk; a checksum kept elsewhere must then tell whether they did. A kill leaves the file
+            old or new either way.
 
     Raises:
         OutputError: the folder or file cannot be written, or the disk is full.
@@ -35,11 +37,12 @@ def atomic_file(path: Path, is_last: bool = True) -> Iterator[BinaryIO]:
     try:
         with temporary.open("wb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
-        if is_last:
-            _sync_folder(path.parent)
+        if is_durable:
+            _sync(path.parent)
     except OSError as err:
         raise output_error(path, err) from err
     finally:
@@ -54,9 +57,22 @@ def _remove_if_there(path: Path) -> None:
         return
 
 
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename in `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def make_durable(folder: Path, names: Iterable[str]) -> None:
+    """Makes files of a folder survive a power cut.
+
+    Raises:
+        OutputError: one of them cannot be written to disk.
+    """
+    for path in (*(folder / name for name in names), folder):
+        try:
+            _sync(path)
+        except OSError as err:
+            raise output_error(path, err) from err
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -69,9 +85,9 @@ def write_json(path: Path, content: Any) -> None:
         file.write(dumps(content).encode() + b"\n")
 
 
-def write_work_json(path: Path, content: Any) -> None:
+def write_work_json(path: Path, content: Any, is_durable: bool = True) -> None:
     """Writes `content` as JSON for programs, whole or not at all; much faster than for people."""
-    with atomic_file(path) as file:
+    with atomic_file(path, is_durable) as file:
         file.write(json.dumps(content, separators=(",", ":")).encode())
 
 
@@ -133,3 +149,12 @@ def sha256_file(path: Path) -> str:
         while chunk := file.read(_READ_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def crc32_file(path: Path) -> int:
+    """CRC-32 of the file's bytes: against damage, not against malice."""
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            crc = zlib.crc32(chunk, crc)
+    return crc

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.errors import DataError, InputError
-from data_prep.files import TEMPORARY_SUFFIX, atomic_file, write_json
+from data_prep.files import TEMPORARY_SUFFIX, atomic_file, make_durable, write_json
 from data_prep.manifest import (
     MANIFEST_NAME,
     SPLITS,
@@ -63,6 +63,7 @@ def finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> list[Manife
         _remove_leftovers(folder, manifest)
         with atomic_file(folder / VOCABULARY_NAME) as file:
             file.write((work / VOCABULARY_NAME).read_bytes())
+        make_durable(folder, (s.file for split in SPLITS for s in manifest.shards(split)))
         write_json(folder / MANIFEST_NAME, to_json(manifest))
         manifests.append(manifest)
     shutil.rmtree(work)

@@ -7,32 +7,22 @@ map tasks were.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from data_prep.files import read_work_json, write_work_json
 from data_prep.manifest import SPLITS
 from data_prep.map_stage import NAMED_HASHES, MapResult
-from data_prep.spill import Section
+from data_prep.spill import Section, section_table
 
 _SMALLEST_GROUP_TOKENS = 1 << 19
 _WANTED_GROUPS = 256
 _GROUP_DOCUMENTS = 32
-
-
-class Source(NamedTuple):
-    """A section that a group reads, and which of its documents it takes."""
-
-    task: int
-    section: Section
-    only: list[int] | None
-    """Content hashes to take; None takes all."""
-    without: list[int]
-    """Content hashes to leave out."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +31,19 @@ class Group:
 
     split: str
     number: int
-    sources: list[Source]
+    tasks: npt.NDArray[np.int64]
+    """int64 [n]: the map task of each section."""
+    sections: npt.NDArray[Any]
+    """[n], a table as `spill.section_table` makes it."""
+    arriving: list[int]
+    """Content hashes of the documents to take from sections of the other split."""
+    leaving: list[int]
+    """Content hashes of the documents to leave out in sections of this one."""
+
+    def sources(self) -> Iterator[tuple[int, Section]]:
+        """Map task and section of everything to read."""
+        rows = zip(self.tasks.tolist(), self.sections.tolist(), strict=True)
+        return ((task, Section(*section)) for task, section in rows)
 
 
 class Promotions(NamedTuple):
@@ -80,50 +82,50 @@ def group_tokens(total_tokens: int, most_tokens: int) -> int:
 
 
 def make_groups(
-    results: Sequence[MapResult], promotions: Promotions, most_tokens: int
-) -> list[Group]:
+    tables: Sequence[npt.NDArray[Any]], promotions: Promotions, most_tokens: int
+) -> Iterator[Group]:
     """The reduce tasks of all splits, train first.
 
     Args:
-        results: of all map tasks.
+        tables: the sections of all map tasks, in their order.
         promotions: texts that change sides.
         most_tokens: tokens of a group, as memory allows.
     """
-    total = sum(section.tokens for result in results for section in result.sections)
-    wanted = group_tokens(total, most_tokens)
-    groups = []
+    sections = np.concatenate(tables)
+    tasks = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    order = np.argsort(sections["bucket"], kind="stable")
+    sections, tasks = sections[order], tasks[order]
+    wanted = group_tokens(int(sections["tokens"].sum(dtype=np.int64)), most_tokens)
     for split in SPLITS:
         arriving = promotions.to_valid if split == "valid" else promotions.to_train
         leaving = promotions.to_train if split == "valid" else promotions.to_valid
-        buckets: dict[int, list[Source]] = defaultdict(list)
-        for task, result in enumerate(results):
-            for section in result.sections:
-                if section.split == split:
-                    buckets[section.bucket].append(Source(task, section, None, leaving))
-                elif arriving:
-                    buckets[section.bucket].append(Source(task, section, arriving, []))
-        ordered = [buckets[bucket] for bucket in sorted(buckets)]
-        gathered = [list(chain.from_iterable(ordered))] if arriving else _gather(ordered, wanted)
-        groups += [Group(split, number, sources) for number, sources in enumerate(gathered)]
-    return groups
+        read = np.flatnonzero((sections["is_valid"] == (split == "valid")) | bool(arriving))
+        spans = [(0, len(read))] if arriving else _gather(sections[read], wanted)
+        for number, (start, end) in enumerate(spans):
+            rows = read[start:end]
+            yield Group(split, number, tasks[rows], sections[rows], arriving, leaving)
 
 
-def _gather(buckets: Iterable[list[Source]], wanted: int) -> list[list[Source]]:
-    """Joins buckets until a group is large enough; a small rest goes to the last group."""
-    groups: list[list[Source]] = []
-    gathered: list[Source] = []
-    tokens = documents = 0
-    for sources in buckets:
-        gathered += sources
-        tokens += sum(source.section.tokens for source in sources)
-        documents += sum(source.section.documents for source in sources)
-        if tokens >= wanted and documents >= _GROUP_DOCUMENTS:
-            groups.append(gathered)
-            gathered, tokens, documents = [], 0, 0
-    if gathered and groups:
-        groups[-1] = groups[-1] + gathered
-        return groups
-    return [gathered] if gathered else groups
+def _gather(sections: npt.NDArray[Any], wanted: int) -> list[tuple[int, int]]:
+    """Joins buckets until a group is large enough; a small rest goes to the last group.
+
+    Returns:
+        First section of each group, and the one after its last.
+    """
+    spans: list[tuple[int, int]] = []
+    begin = 0
+    buckets = sections["bucket"].astype(np.int64)
+    tokens = np.concatenate([[0], np.cumsum(sections["tokens"], dtype=np.int64)])
+    documents = np.concatenate([[0], np.cumsum(sections["documents"], dtype=np.int64)])
+    for end in np.flatnonzero(np.diff(buckets, prepend=-1, append=-1))[1:].tolist():
+        has_text = tokens[end] - tokens[begin] >= wanted
+        if has_text and documents[end] - documents[begin] >= _GROUP_DOCUMENTS:
+            spans.append((begin, end))
+            begin = end
+    if begin < len(sections):
+        first = spans.pop()[0] if spans else begin
+        spans.append((first, len(sections)))
+    return spans
 
 
 def group_path(work: Path, split: str, number: int) -> Path:
@@ -133,13 +135,14 @@ def group_path(work: Path, split: str, number: int) -> Path:
 
 def write_group(work: Path, group: Group) -> None:
     """Writes a group for the reduce tasks."""
-    sources = [
-        [source.task, list(source.section), source.only, source.without] for source in group.sources
-    ]
-    size = 2 * sum(source.section.tokens for source in group.sources)
-    write_work_json(
-        group_path(work, group.split, group.number), {"bytes": size, "sources": sources}
-    )
+    content = {
+        "bytes": 2 * int(group.sections["tokens"].sum(dtype=np.int64)),
+        "tasks": group.tasks.tolist(),
+        "sections": group.sections.tolist(),
+        "arriving": group.arriving,
+        "leaving": group.leaving,
+    }
+    write_work_json(group_path(work, group.split, group.number), content)
 
 
 def group_bytes(work: Path, split: str, number: int) -> int:
@@ -151,8 +154,5 @@ def group_bytes(work: Path, split: str, number: int) -> int:
 def load_group(work: Path, split: str, number: int) -> Group:
     """Reads a group."""
     content = read_work_json(group_path(work, split, number))
-    sources = [
-        Source(task, Section(*section), only, without)
-        for task, section, only, without in content["sources"]
-    ]
-    return Group(split, number, sources)
+    tasks, table = np.array(content["tasks"], np.int64), section_table(content["sections"])
+    return Group(split, number, tasks, table, content["arriving"], content["leaving"])

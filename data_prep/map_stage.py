@@ -1,11 +1,13 @@
 """Map: reads documents, cuts them into sentences and pieces once, and spills them by hash.
 
-A task is done when its result file exists. The result also names a few content hashes, by which
-`data_prep.groups` makes sure that no split stays empty.
+A task is done when its result file exists and the spill has the checksum named there; neither waits
+for the disk. The result also names a few content hashes, by which `data_prep.groups` makes sure
+that no split stays empty.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -15,15 +17,17 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.encode import Encoded, TextEncoder
-from data_prep.errors import InputError
-from data_prep.files import atomic_file, read_work_json, write_work_json
+from data_prep.errors import DataError, InputError
+from data_prep.files import atomic_file, crc32_file, read_work_json, write_work_json
 from data_prep.format import token_dtype
 from data_prep.manifest import VOCABULARY_NAME
 from data_prep.plan import Plan, Segment, load_plan
 from data_prep.randomness import keyed_hash, keyed_words
 from data_prep.readers import TextChunk, read_chunks
-from data_prep.spill import Section, SpillWriter
+from data_prep.spill import SpillWriter, section_table
 from data_prep.wordpiece import load_vocabulary
+
+logger = logging.getLogger(__name__)
 
 NAMED_HASHES = 4
 """How many content hashes at the border of the splits a result names."""
@@ -33,7 +37,8 @@ _BUCKET = 1  # purpose of the random numbers
 class MapResult(NamedTuple):
     """What a map task found, besides its spill."""
 
-    sections: list[Section]
+    sections: npt.NDArray[Any]
+    """Table of the spill's sections, as `spill.section_table` makes it."""
     skipped: int
     """Documents without a single piece."""
     lowest_train: list[int]
@@ -44,6 +49,8 @@ class MapResult(NamedTuple):
     """How often characters were met that no piece begins with."""
     contents_offset: int
     """Where in the spill the content hashes of all documents lie, to its end."""
+    crc32: int
+    """Of the spill."""
 
 
 class _Batch(NamedTuple):
@@ -67,13 +74,23 @@ def result_path(work: Path, task: int) -> Path:
 def load_result(work: Path, task: int) -> MapResult:
     """The result of a map task that is done."""
     content = read_work_json(result_path(work, task))
-    sections = [Section(*section) for section in content.pop("sections")]
-    return MapResult(sections, **content)
+    return MapResult(section_table(content.pop("sections")), **content)
 
 
-def is_done(work: Path, task: int) -> bool:
-    """Whether a map task needs no more work."""
+def is_begun(work: Path, task: int) -> bool:
+    """Whether a map task has left a result, be it a damaged one."""
     return result_path(work, task).is_file() and spill_path(work, task).is_file()
+
+
+def _is_done(work: Path, task: int) -> bool:
+    """Whether a map task has left a result that is whole."""
+    if not is_begun(work, task):
+        return False
+    try:
+        return load_result(work, task).crc32 == crc32_file(spill_path(work, task))
+    except (DataError, OSError) as err:
+        logger.debug("%s", err)
+        return False
 
 
 @lru_cache(maxsize=1)
@@ -87,12 +104,14 @@ def encoder_of(work: Path) -> TextEncoder:
 
 
 def run_map_task(work: Path, task: int) -> None:
-    """Does one map task: a spill and a result in the work folder.
+    """Does one map task, unless it is done: a spill and a result in the work folder.
 
     Raises:
         InputError: text that cannot be used.
         OutputError: the spill cannot be written.
     """
+    if _is_done(work, task):
+        return
     plan, encoder = load_plan(work), encoder_of(work)
     encoder.take_unknown()
     key = np.uint64(keyed_hash(plan.options.seed, "documents"))
@@ -100,7 +119,7 @@ def run_map_task(work: Path, task: int) -> None:
     valid: set[int] = set()
     skipped = 0
     contents: list[npt.NDArray[np.uint64]] = []
-    with atomic_file(spill_path(work, task), is_last=False) as file:
+    with atomic_file(spill_path(work, task), is_durable=False) as file:
         writer = SpillWriter(file, token_dtype(plan.vocabulary.size))
         for batch in _batches(plan, task, encoder):
             is_text = batch.encoded.num_sentences > 0
@@ -120,14 +139,15 @@ def run_map_task(work: Path, task: int) -> None:
             file.write(part.astype("<u8").tobytes())
     unknown = encoder.take_unknown()
     result = MapResult(
-        writer.sections,
+        section_table(writer.sections),
         skipped,
         sorted(train),
         sorted(valid, reverse=True),
         dict(unknown),
         contents_offset,
+        crc32_file(spill_path(work, task)),
     )
-    write_work_json(result_path(work, task), _result_to_json(result))
+    write_work_json(result_path(work, task), _result_to_json(result), is_durable=False)
 
 
 def load_contents(work: Path, task: int) -> npt.NDArray[np.uint64]:
@@ -139,7 +159,7 @@ def load_contents(work: Path, task: int) -> npt.NDArray[np.uint64]:
 
 def _result_to_json(result: MapResult) -> dict[str, Any]:
     """A result as plain JSON values."""
-    return {**result._asdict(), "sections": [list(section) for section in result.sections]}
+    return {**result._asdict(), "sections": result.sections.tolist()}
 
 
 def is_held_out(content: npt.NDArray[np.uint64], valid_fraction: float) -> npt.NDArray[np.bool_]:

@@ -117,16 +117,17 @@ def _map(work: Path, plan: Plan, executor: Executor) -> None:
     """The map stage."""
     everything = range(len(plan.tasks))
     # Asked once: two ranks that look at different times would share different lists.
-    left = executor.on_root(lambda: [t for t in everything if not map_stage.is_done(work, t)])
+    begun = set(executor.on_root(lambda: [t for t in everything if map_stage.is_begun(work, t)]))
     sizes = [_task_bytes(plan, task) for task in everything]
-    left.sort(key=lambda task: -sizes[task])  # large ones first, so that all end together
+    # Those that are only to be checked first, then large ones, so that all end together.
+    ordered = sorted(everything, key=lambda task: (task not in begun, -sizes[task]))
     with Progress("map", sum(sizes), "B", executor.is_root) as progress:
-        progress.start_at(sum(sizes) - sum(sizes[task] for task in left))
+        progress.start_at(sum(sizes[task] for task in begun))
         executor.run(
             run_map_task,
             work,
-            left,
-            lambda task: progress.advance(sizes[task]),
+            ordered,
+            lambda task: progress.advance(0 if task in begun else sizes[task]),
             lambda task: _task_in_words(plan, task),
         )
 
@@ -182,8 +183,11 @@ def _group(work: Path, plan: Plan) -> list[ReduceTask]:
 
 def _make_groups(work: Path, plan: Plan) -> None:
     """Writes the groups, and last how many each split has."""
-    results = [map_stage.load_result(work, task) for task in range(len(plan.tasks))]
-    if not any(result.sections for result in results):
+    results = [
+        map_stage.load_result(work, task)._replace(unknown_characters={})  # finalise counts them
+        for task in range(len(plan.tasks))
+    ]
+    if not any(len(result.sections) for result in results):
         skipped = sum(result.skipped for result in results)
         raise InputError(
             f"--input: {len(plan.inputs)} files and no document with text in them "
@@ -193,26 +197,27 @@ def _make_groups(work: Path, plan: Plan) -> None:
     if skipped:
         logger.info("%d documents without a single piece are left out", skipped)
     promotions = choose_promotions(results, plan.options.valid_fraction)
-    groups = make_groups(results, promotions, plan.most_group_tokens)
-    for group in groups:
+    numbers = dict.fromkeys(SPLITS, 0)
+    tables = [result.sections for result in results]
+    for group in make_groups(tables, promotions, plan.most_group_tokens):
         write_group(work, group)
-    numbers = {split: sum(group.split == split for group in groups) for split in SPLITS}
+        numbers[group.split] += 1
     write_json(work / GROUPS_DONE_NAME, numbers)
 
 
 def _reduce(work: Path, plan: Plan, tasks: Sequence[ReduceTask], executor: Executor) -> None:
     """The reduce stage."""
-    left = executor.on_root(lambda: [t for t in tasks if not reduce_stage.is_done(work, t)])
+    begun = set(executor.on_root(lambda: [t for t in tasks if reduce_stage.is_begun(work, t)]))
     groups = {(task.split, task.number) for task in tasks}
     sizes = executor.on_root(lambda: {group: group_bytes(work, *group) for group in groups})
     total = sum(sizes[task.split, task.number] for task in tasks)
     with Progress("reduce", total, "B", executor.is_root) as progress:
-        progress.start_at(total - sum(sizes[task.split, task.number] for task in left))
+        progress.start_at(sum(sizes[task.split, task.number] for task in begun))
         executor.run(
             run_reduce_task,
             work,
-            left,
-            lambda task: progress.advance(sizes[task.split, task.number]),
+            sorted(tasks, key=lambda task: task not in begun),
+            lambda task: progress.advance(0 if task in begun else sizes[task.split, task.number]),
             lambda task: _reduce_in_words(plan, task),
         )
 

@@ -1,12 +1,14 @@
 """Reduce: the documents of a group become pairs, masked rows, blocks and shards.
 
-A task is one group at one sequence length; it is done when its result file and the shards named
-there exist. Every random number is keyed on seed, document, duplicate and sequence length, the
-order of the rows on the group. Rows stay spans of the documents until their block is written.
+A task is one group at one sequence length; it is done when its result file exists and the shards
+have the checksums named there. Nothing waits for the disk before the manifest is written. Every
+random number is keyed on seed, document, duplicate and sequence length, the order of the rows on
+the group. Rows stay spans of the documents until their block is written.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -16,9 +18,16 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.errors import DataError
-from data_prep.files import atomic_file, damaged_work, read_work_json, write_work_json
+from data_prep.files import (
+    atomic_file,
+    crc32_file,
+    damaged_work,
+    read_work_json,
+    sha256_file,
+    write_work_json,
+)
 from data_prep.format import Block, IntArray, count_dtype, position_dtype, token_dtype
-from data_prep.groups import Group, load_group
+from data_prep.groups import load_group
 from data_prep.manifest import VOCABULARY_NAME, ShardEntry, shard_from_json, shard_to_json
 from data_prep.map_stage import spill_path
 from data_prep.masking import MaskedRows, MaskingRules, mask_rows
@@ -30,6 +39,8 @@ from data_prep.shard_writer import write_shards
 from data_prep.spill import Columns, joined, read_section
 from data_prep.totals import TotalsSummer
 from data_prep.wordpiece import Vocabulary, load_vocabulary
+
+logger = logging.getLogger(__name__)
 
 PAIR_LABELS: dict[str, str | None] = {
     "next_sentence": "next_sentence_label",
@@ -56,6 +67,8 @@ class ReduceResult(NamedTuple):
     distinct_documents: int
     label_1: int
     length_histogram: list[int]
+    counts_crc32: int
+    """Of the file of how often each piece is to be predicted."""
 
 
 def dataset_folder(work: Path, sequence_length: int) -> Path:
@@ -89,16 +102,27 @@ def load_prediction_counts(work: Path, task: ReduceTask) -> npt.NDArray[np.int64
         raise DataError(damaged_work(path, err)) from err
 
 
-def is_done(work: Path, task: ReduceTask) -> bool:
-    """Whether a reduce task needs no more work."""
-    if not result_path(work, task).is_file():
+def is_begun(work: Path, task: ReduceTask) -> bool:
+    """Whether a reduce task has left a result, be it a damaged one."""
+    return result_path(work, task).is_file()
+
+
+def _is_done(work: Path, task: ReduceTask) -> bool:
+    """Whether a reduce task has left a result and shards that are whole."""
+    if not is_begun(work, task):
         return False
     length = load_plan(work).options.sequence_length[task.length_index]
-    paths = [
-        (dataset_folder(work, length) / shard.file, shard.bytes)
-        for shard in load_result(work, task).shards
-    ]
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+    try:
+        result = load_result(work, task)
+        shards = [
+            (dataset_folder(work, length) / shard.file, shard.sha256) for shard in result.shards
+        ]
+        return crc32_file(_counts_path(work, task)) == result.counts_crc32 and all(
+            sha256_file(path) == sha256 for path, sha256 in shards
+        )
+    except (DataError, OSError) as err:
+        logger.debug("%s", err)
+        return False
 
 
 @lru_cache(maxsize=1)
@@ -108,11 +132,13 @@ def vocabulary_of(work: Path) -> Vocabulary:
 
 
 def run_reduce_task(work: Path, task: ReduceTask) -> None:
-    """Does one reduce task: shards, and a result in the work folder.
+    """Does one reduce task, unless it is done: shards, and a result in the work folder.
 
     Raises:
         OutputError: a shard cannot be written.
     """
+    if _is_done(work, task):
+        return
     plan = load_plan(work)
     length = plan.options.sequence_length[task.length_index]
     columns = _read_group(work, plan, task)
@@ -124,36 +150,33 @@ def run_reduce_task(work: Path, task: ReduceTask) -> None:
         blocks = summer.counted(_blocks(columns, plan, task, vocabulary_of(work)))
         folder, stem = dataset_folder(work, length), f"{task.split}-{task.number:05d}"
         shards = write_shards(folder, stem, blocks, plan.options.blocks_per_shard)
-    result = ReduceResult(shards, documents, distinct, summer.label_1, summer.histogram.tolist())
-    _write_result(work, task, result, summer.prediction_counts)
-
-
-def _write_result(
-    work: Path, task: ReduceTask, result: ReduceResult, counts: npt.NDArray[np.int64]
-) -> None:
-    """Writes counts, then the result."""
-    with atomic_file(_counts_path(work, task), is_last=False) as file:
-        file.write(counts.astype("<i8").tobytes())
-    shards = [shard_to_json(shard) for shard in result.shards]
-    write_work_json(result_path(work, task), {**result._asdict(), "shards": shards})
+    with atomic_file(_counts_path(work, task), is_durable=False) as file:
+        file.write(summer.prediction_counts.astype("<i8").tobytes())
+    result = ReduceResult(
+        shards,
+        documents,
+        distinct,
+        summer.label_1,
+        summer.histogram.tolist(),
+        crc32_file(_counts_path(work, task)),
+    )
+    content = {**result._asdict(), "shards": [shard_to_json(shard) for shard in shards]}
+    write_work_json(result_path(work, task), content, is_durable=False)
 
 
 def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
     """The documents of a group out of all spills, ordered; None where there is none."""
-    group: Group = load_group(work, task.split, task.number)
+    group = load_group(work, task.split, task.number)
+    arriving, leaving = np.array(group.arriving, np.uint64), np.array(group.leaving, np.uint64)
     dtype = token_dtype(plan.vocabulary.size)
     parts = []
-    for source in group.sources:
-        columns = read_section(spill_path(work, source.task), source.section, dtype)
+    for number, section in group.sources():
+        columns = read_section(spill_path(work, number), section, dtype)
         content = columns.documents["content"]
-        if source.only is not None:
-            columns = columns.taken(
-                np.flatnonzero(np.isin(content, np.array(source.only, np.uint64)))
-            )
-        elif source.without:
-            columns = columns.taken(
-                np.flatnonzero(~np.isin(content, np.array(source.without, np.uint64)))
-            )
+        if section.is_valid != (task.split == "valid"):
+            columns = columns.taken(np.flatnonzero(np.isin(content, arriving)))
+        elif len(leaving):
+            columns = columns.taken(np.flatnonzero(~np.isin(content, leaving)))
         if len(columns.documents):
             parts.append(columns)
     return ordered_documents(joined(parts), plan.options.seed) if parts else None

@@ -19,7 +19,7 @@ _END_OF_TAR = bytes(2 * _TAR_RECORD)
 def write_shards(
     folder: Path, stem: str, blocks: Iterator[Block], blocks_per_shard: int
 ) -> list[ShardEntry]:
-    """Writes blocks as `stem-000.tar`, `stem-001.tar`, ...
+    """Writes blocks as `stem-000.tar`, `stem-001.tar`, ...; does not wait for the disk.
 
     Args:
         folder: the dataset folder.
@@ -44,7 +44,7 @@ def _write_shard(path: Path, blocks: Iterable[Block]) -> ShardEntry:
     """Writes one tar and gathers its entry on the way."""
     digest, entries, offset = hashlib.sha256(), [], 0
     key = path.stem.split("-", 1)[1]
-    with atomic_file(path) as file:
+    with atomic_file(path, is_durable=False) as file:
         for number, block in enumerate(blocks):
             payload = encode_block(block)
             member = _member(f"{key}-{number:05d}.npz", payload)

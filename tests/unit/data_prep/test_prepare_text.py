@@ -45,9 +45,9 @@ def test_after_an_input_was_mended_the_work_on_the_others_is_kept(
     assert found is not None
     anew, tasks = int(found[1]), int(found[2])
     assert 0 < anew < tasks - 2
-    reduced = whole.finished - tasks
+    reduced = whole.done_now - tasks
     # A task of several inputs is done anew in parts; those of whole inputs are not done again.
-    assert counting.finished <= reduced + tasks - done + 2 * anew
+    assert counting.done_now <= reduced + tasks - done + 2 * anew
     assert folder_bytes(tmp_path / "D") == folder_bytes(tmp_path / "expected")
 
 

@@ -10,12 +10,7 @@ import pytest
 
 from data_prep import spill
 from data_prep.encode import Encoded
-from data_prep.spill import (
-    SpillWriter,
-    joined,
-    read_section,
-    take_spans,
-)
+from data_prep.spill import Section, SpillWriter, joined, read_section, section_table, take_spans
 
 DTYPE = np.dtype(np.uint16)
 
@@ -49,15 +44,17 @@ def test_sections_come_back_with_their_documents_however_often_they_are_written(
     sections = writer.sections
     assert sum(section.documents for section in sections) == 4
     assert len(sections) == (4 if held == 1 else 3)
-    for split, bucket, expected in [
-        ("train", 0, [(0, 50, 7, 1)]),
-        ("train", 1, [(0, 0, 2**64 - 1, 2), (1, 2**40, 6, 1)]),
-        ("valid", 1, [(1, 2**41, 8, 1)]),
+    table = section_table(sections)
+    assert [Section(*row) for row in table.tolist()] == sections
+    for is_valid, bucket, expected in [
+        (False, 0, [(0, 50, 7, 1)]),
+        (False, 1, [(0, 0, 2**64 - 1, 2), (1, 2**40, 6, 1)]),
+        (True, 1, [(1, 2**41, 8, 1)]),
     ]:
-        chosen = [s for s in sections if (s.split, s.bucket) == (split, bucket)]
+        chosen = [s for s in sections if (s.is_valid, s.bucket) == (is_valid, bucket)]
         columns = joined(read_section(path, section, DTYPE) for section in chosen)
         assert columns.documents.tolist() == expected
-    of_train_1 = [s for s in sections if (s.split, s.bucket) == ("train", 1)]
+    of_train_1 = [s for s in sections if (s.is_valid, s.bucket) == (False, 1)]
     columns = joined(read_section(path, section, DTYPE) for section in of_train_1)
     assert columns.sentence_lengths.tolist() == [2, 1, 3]
     assert columns.ids.tolist() == [10, 11, 12, 13, 14, 15]
