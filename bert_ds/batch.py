@@ -45,6 +45,7 @@ class PackedBatch(NamedTuple):
     Attributes:
         input_ids: int64 [T], masks applied.
         token_type_ids: int64 [T], 0 for segment A, 1 for segment B.
+        position_ids: int64 [T], place of each token in its row.
         cu_seqlens: int32 [B + 1], where each row begins, and T.
         max_seqlen: tokens of the longest row.
         masked_lm_positions: int64 [P], index of each masked token in [T].
@@ -54,8 +55,30 @@ class PackedBatch(NamedTuple):
 
     input_ids: torch.Tensor
     token_type_ids: torch.Tensor
+    position_ids: torch.Tensor
     cu_seqlens: torch.Tensor
     max_seqlen: int
     masked_lm_positions: torch.Tensor
     masked_lm_ids: torch.Tensor
     next_sentence_label: torch.Tensor
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The same batch on `device`; copies do not block where the memory is pinned."""
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        return PackedBatch(
+            input_ids=moved(self.input_ids),
+            token_type_ids=moved(self.token_type_ids),
+            position_ids=moved(self.position_ids),
+            cu_seqlens=moved(self.cu_seqlens),
+            max_seqlen=self.max_seqlen,
+            masked_lm_positions=moved(self.masked_lm_positions),
+            masked_lm_ids=moved(self.masked_lm_ids),
+            next_sentence_label=moved(self.next_sentence_label),
+        )
+
+
+Batch = PretrainingBatch | PackedBatch
+"""What the model takes; the same rows give the same losses, to rounding."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bert_ds.batch import PretrainingBatch
+from bert_ds.batch import Batch
 from bert_ds.errors import TrainingError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.optim.lamb import Lamb, LastNorms
@@ -68,7 +68,7 @@ class TrainEngine:
             self._watch = OverflowWatch(model, max_skipped_in_a_row, lowest_scale)
 
     def micro_step(
-        self, batch: PretrainingBatch, num_predictions: int, num_pair_labels: int
+        self, batch: Batch, num_predictions: int, num_pair_labels: int
     ) -> PretrainingOutput:
         """Forward and backward of one micro batch; after the last one of an update, the update.
 
@@ -194,4 +194,6 @@ def import_deepspeed() -> Any:
     warnings.filterwarnings(
         "ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated", category=FutureWarning
     )
+    # torch 2.13 says so of all nested tensors, also of jagged ones, which it recommends.
+    warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
     return deepspeed

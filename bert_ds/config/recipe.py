@@ -73,6 +73,21 @@ class DataConfig(FrozenConfig):
     datasets on slow file systems. null reads them where they are."""
 
 
+BatchLayout = Literal["unpadded", "padded"]
+"""How the rows of a micro batch lie: end to end, or each padded to the longest."""
+
+
+class ExecutionConfig(FrozenConfig):
+    """How a step is computed. Changes speed and memory; results differ by rounding alone."""
+
+    batch_layout: BatchLayout = "unpadded"
+    """`unpadded` does no work on padding; `padded` is the plain reference."""
+    recompute_every: int = Field(default=0, ge=0)
+    """Layers whose activations are computed again in the backward pass, as one piece, from what
+    went into the first of them (activation checkpointing, Chen et al. 2016, arXiv:1604.06174); 0
+    keeps all activations. Less memory for up to a third more work."""
+
+
 class RunConfig(FrozenConfig):
     """Everything that decides a run, resolved: recipe, overrides and defaults."""
 
@@ -94,6 +109,8 @@ class RunConfig(FrozenConfig):
     "token". An error where a dataset is masked already: leave it out (null) there."""
     data: DataConfig = DataConfig()
     """Reading."""
+    execution: ExecutionConfig = ExecutionConfig()
+    """Computing."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation."""
     logging: LoggingConfig = LoggingConfig()

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bert_ds.batch import NO_PAIR_LABEL, PackedBatch, PretrainingBatch
+from bert_ds.batch import NO_PAIR_LABEL, Batch, PackedBatch, PretrainingBatch
+from bert_ds.config.recipe import BatchLayout
 from bert_ds.data.gather import starts_of
 from data_prep.compiled import compiled
 from data_prep.format import Block, IntArray, UnsignedArray
@@ -18,6 +19,11 @@ from data_prep.format import Block, IntArray, UnsignedArray
 _LENGTH_MULTIPLE = 8  # tensor cores want multiples of 8; on CPU it costs nothing measurable
 
 _Int64Array = npt.NDArray[np.int64]
+
+
+def lay_out(block: Block, layout: BatchLayout) -> Batch:
+    """The rows of a block as `layout` says; at least 1."""
+    return pack(block) if layout == "unpadded" else collate(block)
 
 
 def collate(block: Block) -> PretrainingBatch:
@@ -58,10 +64,12 @@ def pack(block: Block) -> PackedBatch:
     starts = starts_of(block.length)
     input_ids = np.empty(len(block.tokens), np.int64)
     token_type_ids = np.empty(len(block.tokens), np.int64)
-    _lay(block.tokens, starts, block.segment_a_length, input_ids, token_type_ids)
+    position_ids = np.empty(len(block.tokens), np.int64)
+    _lay(block.tokens, starts, block.segment_a_length, input_ids, token_type_ids, position_ids)
     return PackedBatch(
         input_ids=torch.from_numpy(input_ids),
         token_type_ids=torch.from_numpy(token_type_ids),
+        position_ids=torch.from_numpy(position_ids),
         cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
         max_seqlen=int(block.length.max()),
         masked_lm_positions=torch.from_numpy(_flat_positions(block, starts[:-1])),
@@ -112,11 +120,14 @@ def _lay(
     segment_a_length: UnsignedArray,
     input_ids: _Int64Array,
     token_type_ids: _Int64Array,
+    position_ids: _Int64Array,
 ) -> None:
-    """Fills the last two, both [T]."""
+    """Fills the last three, all [T]."""
     input_ids[:] = tokens
     for row in range(len(segment_a_length)):
         start, stop = starts[row], starts[row + 1]
         begin_of_b = start + np.int64(segment_a_length[row])
         token_type_ids[start:begin_of_b] = 0
         token_type_ids[begin_of_b:stop] = 1
+        for place in range(start, stop):
+            position_ids[place] = place - start

@@ -9,8 +9,9 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from bert_ds.batch import PretrainingBatch
-from bert_ds.data.collate import collate
+from bert_ds.batch import Batch
+from bert_ds.config.recipe import BatchLayout
+from bert_ds.data.collate import lay_out
 from bert_ds.data.gather import cut_rows
 from bert_ds.data.processes import ReaderProcesses
 from bert_ds.data.rows import RowStream, StreamSpec, UpdateRows
@@ -34,7 +35,7 @@ class RankUpdate:
     """
 
     position: int
-    micro_batches: tuple[PretrainingBatch, ...]
+    micro_batches: tuple[Batch, ...]
     micro_positions: tuple[int, ...]
     num_predictions: int
     num_pair_labels: int
@@ -44,9 +45,18 @@ class RankUpdate:
 class TrainStream:
     """Makes the updates of one rank, from any position on, without end."""
 
-    def __init__(self, spec: StreamSpec, reader_processes: int = 0) -> None:
-        """Args: what to read; processes that read it, 0 for the thread that asks for updates."""
+    def __init__(
+        self, spec: StreamSpec, reader_processes: int = 0, layout: BatchLayout = "unpadded"
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            spec: what to read.
+            reader_processes: processes that read it, 0 for the thread that asks for updates.
+            layout: how the rows of a micro batch lie.
+        """
         self._spec = spec
+        self._layout = layout
         self._reader_processes = reader_processes
         self._processes: list[ReaderProcesses] = []
 
@@ -88,7 +98,7 @@ class TrainStream:
         size = batch.micro_batch_size
         return RankUpdate(
             position=update.position,
-            micro_batches=tuple(collate(part) for part in cut_rows(rows, size)),
+            micro_batches=tuple(lay_out(part, self._layout) for part in cut_rows(rows, size)),
             micro_positions=tuple(range(first, first + batch.sequences_per_rank, size)),
             num_predictions=len(rows.masked_lm_ids),
             num_pair_labels=0 if rows.pair_label is None else len(rows),

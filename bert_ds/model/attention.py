@@ -2,7 +2,8 @@
 
 Post-LN as in the published BERT: LayerNorm(x + dropout(dense(attention(x)))).
 
-Legend: B batch, S sequence_length, H hidden_size, N heads, D head_dim = H / N.
+Legend: B batch, S sequence_length, T tokens of all rows, H hidden_size, N heads, D head_dim =
+H / N.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from bert_ds.config.model import ModelConfig
+from bert_ds.model.dropout import Dropout
+from bert_ds.model.row_attention import Rows, attend
 
 
 class BertSelfAttention(nn.Module):
@@ -30,30 +33,28 @@ class BertSelfAttention(nn.Module):
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
         """Mix the tokens of each row.
 
         Args:
-            hidden_states: [B, S, H].
-            attention_mask: bool [B, 1, 1, S], True where a key may be attended to. Every row needs
-                at least one True, which [CLS] is.
+            hidden_states: [B, S, H], or [T, H] where rows lie end to end.
+            rows: for the former a mask, bool [B, 1, 1, S], True where a key may be attended to
+                (every row needs at least one True, which [CLS] is); for the latter where they lie.
 
         Returns:
-            [B, S, H], the heads' outputs side by side.
+            As hidden_states, the heads' outputs side by side.
         """
-        context = F.scaled_dot_product_attention(
-            self._split_heads(self.query(hidden_states)),
-            self._split_heads(self.key(hidden_states)),
-            self._split_heads(self.value(hidden_states)),
-            attn_mask=attention_mask,
-            dropout_p=self.attention_probs_dropout_prob if self.training else 0.0,
-        )
-        return context.transpose(1, 2).flatten(2)
-
-    def _split_heads(self, projected: torch.Tensor) -> torch.Tensor:
-        """[B, S, H] to [B, N, S, D]."""
         heads = (self.num_attention_heads, self.head_dim)
-        return projected.view(*projected.shape[:-1], *heads).transpose(1, 2)
+        query, key, value = (
+            project(hidden_states).unflatten(-1, heads)
+            for project in (self.query, self.key, self.value)
+        )
+        p = self.attention_probs_dropout_prob if self.training else 0.0
+        if isinstance(rows, Rows):
+            return attend(query, key, value, rows, p).flatten(1)
+        q, k, v = (each.transpose(1, 2) for each in (query, key, value))
+        context = F.scaled_dot_product_attention(q, k, v, attn_mask=rows, dropout_p=p)
+        return context.transpose(1, 2).flatten(2)
 
 
 class ResidualOutput(nn.Module):
@@ -63,17 +64,17 @@ class ResidualOutput(nn.Module):
         super().__init__()
         self.dense = nn.Linear(in_features, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, sublayer_output: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Close the sub-layer.
 
         Args:
-            sublayer_output: [B, S, in_features].
-            residual: [B, S, H], what went into the sub-layer.
+            sublayer_output: [..., in_features].
+            residual: [..., H], what went into the sub-layer.
 
         Returns:
-            [B, S, H].
+            [..., H].
         """
         output: torch.Tensor = self.LayerNorm(residual + self.dropout(self.dense(sublayer_output)))
         return output
@@ -87,8 +88,8 @@ class BertAttention(nn.Module):
         self.self = BertSelfAttention(config)
         self.output = ResidualOutput(config, config.hidden_size)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """[B, S, H] and bool [B, 1, 1, S] to [B, S, H]."""
-        context = self.self(hidden_states, attention_mask)
+    def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
+        """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
+        context = self.self(hidden_states, rows)
         attended: torch.Tensor = self.output(context, hidden_states)
         return attended

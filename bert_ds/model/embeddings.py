@@ -1,6 +1,6 @@
 """Embeddings: piece + position + segment, then LayerNorm and dropout (Devlin et al. 2018).
 
-Legend: B batch, S sequence_length, H hidden_size.
+Legend: B batch, S sequence_length, T tokens of all rows, H hidden_size.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from bert_ds.config.model import ModelConfig
+from bert_ds.model.dropout import Dropout
 
 
 class BertEmbeddings(nn.Module):
@@ -24,7 +25,7 @@ class BertEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(
         self, input_ids: torch.Tensor, token_type_ids: torch.Tensor, position_ids: torch.Tensor
@@ -32,12 +33,12 @@ class BertEmbeddings(nn.Module):
         """Embed the tokens.
 
         Args:
-            input_ids: int64 [B, S], piece ids.
-            token_type_ids: int64 [B, S], segment of each token.
-            position_ids: int64, broadcast against [B, S]: place of each token in its row.
+            input_ids: int64 [B, S], piece ids; or [T], where rows lie end to end.
+            token_type_ids: int64, as input_ids, segment of each token.
+            position_ids: int64, broadcast against input_ids: place of each token in its row.
 
         Returns:
-            [B, S, H] in the parameters' dtype.
+            [B, S, H] or [T, H] in the parameters' dtype.
         """
         embeddings = (
             self.word_embeddings(input_ids)

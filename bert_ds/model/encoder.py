@@ -2,18 +2,20 @@
 
 Only the attention looks across tokens; everything else works token by token on the last dimension.
 
-Legend: B batch, S sequence_length, H hidden_size.
+Legend: B batch, S sequence_length, T tokens of all rows, H hidden_size.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import DataError
 from bert_ds.model.attention import BertAttention, ResidualOutput
 from bert_ds.model.embeddings import BertEmbeddings
+from bert_ds.model.row_attention import Rows
 
 
 def activation(config: ModelConfig) -> nn.GELU:
@@ -30,7 +32,7 @@ class BertIntermediate(nn.Module):
         self.activation = activation(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[B, S, H] to [B, S, intermediate_size]."""
+        """[..., H] to [..., intermediate_size]."""
         widened: torch.Tensor = self.activation(self.dense(hidden_states))
         return widened
 
@@ -44,24 +46,43 @@ class BertLayer(nn.Module):
         self.intermediate = BertIntermediate(config)
         self.output = ResidualOutput(config, config.intermediate_size)
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """[B, S, H] and bool [B, 1, 1, S] to [B, S, H]."""
-        attended = self.attention(hidden_states, attention_mask)
+    def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
+        """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
+        attended = self.attention(hidden_states, rows)
         output: torch.Tensor = self.output(self.intermediate(attended), attended)
         return output
 
 
 class BertEncoder(nn.Module):
-    """The stack of layers."""
+    """The stack of layers.
+
+    Attributes:
+        recompute_every: layers that keep no activations in training but what goes into the first
+            of them; 0 keeps all.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.recompute_every = 0
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """[B, S, H] and bool [B, 1, 1, S] to [B, S, H]."""
-        for layer in self.layer:
-            hidden_states = layer(hidden_states, attention_mask)
+    def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
+        """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
+        if not (self.recompute_every and self.training):
+            return self._run(0, len(self.layer), hidden_states, rows)
+        for first in range(0, len(self.layer), self.recompute_every):
+            last = min(first + self.recompute_every, len(self.layer))
+            hidden_states = checkpoint(  # it draws the same dropout again
+                self._run, first, last, hidden_states, rows, use_reentrant=False
+            )
+        return hidden_states
+
+    def _run(
+        self, first: int, last: int, hidden_states: torch.Tensor, rows: torch.Tensor | Rows
+    ) -> torch.Tensor:
+        """Layers `first` to `last` - 1."""
+        for layer in self.layer[first:last]:
+            hidden_states = layer(hidden_states, rows)
         return hidden_states
 
 
@@ -73,8 +94,8 @@ class BertPooler(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[B, S, H] to [B, H]."""
-        return torch.tanh(self.dense(hidden_states[:, 0]))
+        """The [CLS] of each row, [B, H], to [B, H]."""
+        return torch.tanh(self.dense(hidden_states))
 
 
 class BertModel(nn.Module):
@@ -107,14 +128,43 @@ class BertModel(nn.Module):
         Raises:
             DataError: The rows are longer than there are position embeddings.
         """
-        sequence_length = input_ids.shape[1]
+        self._check_length(input_ids.shape[1])
+        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)
+        hidden_states = self.embeddings(input_ids, token_type_ids, position_ids)
+        encoded: torch.Tensor = self.encoder(hidden_states, attention_mask[:, None, None, :])
+        return encoded
+
+    def encode_rows(
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        rows: Rows,
+    ) -> torch.Tensor:
+        """Encode rows that lie end to end: no work is done on padding.
+
+        Args:
+            input_ids: int64 [T], piece ids.
+            token_type_ids: int64 [T], segment of each token.
+            position_ids: int64 [T], place of each token in its row.
+            rows: where the rows lie.
+
+        Returns:
+            [T, H], what `forward` gives at these tokens, to rounding.
+
+        Raises:
+            DataError: A row is longer than there are position embeddings.
+        """
+        self._check_length(rows.max_seqlen)
+        encoded: torch.Tensor = self.encoder(
+            self.embeddings(input_ids, token_type_ids, position_ids), rows
+        )
+        return encoded
+
+    def _check_length(self, sequence_length: int) -> None:
         if sequence_length > self.max_position_embeddings:
             raise DataError(
                 f"rows of {sequence_length} tokens exceed max_position_embeddings "
                 f"({self.max_position_embeddings}); use shorter sequences or a model with more "
                 "position embeddings."
             )
-        position_ids = torch.arange(sequence_length, device=input_ids.device)
-        hidden_states = self.embeddings(input_ids, token_type_ids, position_ids)
-        encoded: torch.Tensor = self.encoder(hidden_states, attention_mask[:, None, None, :])
-        return encoded

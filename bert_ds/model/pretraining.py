@@ -13,10 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from bert_ds.batch import NO_PAIR_LABEL, PretrainingBatch
+from bert_ds.batch import NO_PAIR_LABEL, Batch, PackedBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.encoder import BertModel
 from bert_ds.model.heads import BertPretrainingHeads
+from bert_ds.model.row_attention import Rows
 
 
 class PretrainingLogits(NamedTuple):
@@ -64,22 +65,25 @@ class BertForPreTraining(nn.Module):
         parts = ("bert.pooler.", "cls.seq_relationship.")
         return [name for name, _ in self.named_parameters() if name.startswith(parts)]
 
-    def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
+    def forward(self, batch: Batch) -> PretrainingOutput:
         """Compute loss sums and correct counts of a micro batch.
 
         Args:
-            batch: B rows of at most S tokens with P masked positions; P may be 0.
+            batch: B rows with P masked positions, padded or end to end; P may be 0.
 
         Returns:
             Sums over the P positions and the rows that have a pair label; softmax and logarithm are
             float32 whatever the precision of the parameters.
         """
-        logits = self.logits(
-            batch.input_ids,
-            batch.token_type_ids,
-            batch.attention_mask,
-            batch.masked_lm_positions,
-        )
+        if isinstance(batch, PackedBatch):
+            logits = self._logits_of_rows(batch)
+        else:
+            logits = self.logits(
+                batch.input_ids,
+                batch.token_type_ids,
+                batch.attention_mask,
+                batch.masked_lm_positions,
+            )
         return PretrainingOutput(
             mlm_loss_sum=_cross_entropy_sum(logits.mlm, batch.masked_lm_ids),
             nsp_loss_sum=_cross_entropy_sum(logits.nsp, batch.next_sentence_label),
@@ -106,10 +110,25 @@ class BertForPreTraining(nn.Module):
             Logits [P, V] and [B, 2].
         """
         hidden_states = self.bert(input_ids, token_type_ids, attention_mask)
-        masked_states = hidden_states.flatten(0, 1).index_select(0, positions)
+        return self._heads(hidden_states.flatten(0, 1), positions, hidden_states[:, 0])
+
+    def _logits_of_rows(self, batch: PackedBatch) -> PretrainingLogits:
+        """The logits of rows that lie end to end."""
+        rows = Rows(batch.cu_seqlens, batch.max_seqlen)
+        hidden_states = self.bert.encode_rows(
+            batch.input_ids, batch.token_type_ids, batch.position_ids, rows
+        )
+        first = hidden_states.index_select(0, batch.cu_seqlens[:-1])
+        return self._heads(hidden_states, batch.masked_lm_positions, first)
+
+    def _heads(
+        self, hidden_states: torch.Tensor, positions: torch.Tensor, first: torch.Tensor
+    ) -> PretrainingLogits:
+        """Logits from all tokens' states [., H], masked positions [P] in them, and [CLS] [B, H]."""
+        masked_states = hidden_states.index_select(0, positions)
         return PretrainingLogits(
             mlm=self.cls.predictions(masked_states, self.bert.embeddings.word_embeddings.weight),
-            nsp=self.cls.seq_relationship(self.bert.pooler(hidden_states)),
+            nsp=self.cls.seq_relationship(self.bert.pooler(first)),
         )
 
 

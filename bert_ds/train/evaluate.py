@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_ds.batch import NO_PAIR_LABEL, PretrainingBatch
-from bert_ds.data.collate import collate
+from bert_ds.batch import NO_PAIR_LABEL
+from bert_ds.config.recipe import BatchLayout
+from bert_ds.data.collate import lay_out
 from bert_ds.data.masks import DynamicMasks
 from bert_ds.data.reader import BlockReader
 from bert_ds.errors import DataError
 from bert_ds.model import BertForPreTraining
-from data_prep.format import select_rows
+from data_prep.format import Block, select_rows
 from data_prep.manifest import Manifest
 
 
@@ -59,6 +60,7 @@ def evaluate(
     world_size: int,
     device: torch.device,
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
+    layout: BatchLayout = "unpadded",
 ) -> HeldOutResult:
     """Evaluate on the held-out split; each rank takes every world_size-th micro batch.
 
@@ -73,6 +75,7 @@ def evaluate(
         world_size: processes that share the work.
         device: where the model is.
         sum_over_ranks: in-place sum of a device tensor over all ranks.
+        layout: how the rows of a micro batch lie.
 
     Raises:
         DataError: the split holds no rows.
@@ -89,7 +92,8 @@ def evaluate(
     was_training = model.training
     model.eval()
     share = _micro_batches(reader, masks, num_rows, micro_batch_size, rank, world_size)
-    for batch in share:
+    for rows in share:
+        batch = lay_out(rows, layout)
         labels = batch.next_sentence_label
         sizes = [len(batch.masked_lm_ids), len(labels), int((labels != NO_PAIR_LABEL).sum())]
         batch = batch.to(device)
@@ -118,7 +122,7 @@ def _micro_batches(
     micro_batch_size: int,
     rank: int,
     world_size: int,
-) -> Iterator[PretrainingBatch]:
+) -> Iterator[Block]:
     """This rank's micro batches of the first `num_rows` rows, in order, never across blocks."""
     number = begin = 0
     for block_number, count in enumerate(reader.block_counts):
@@ -134,6 +138,6 @@ def _micro_batches(
             chosen = select_rows(block, rows)
             if masks is not None:
                 chosen = masks.applied_to(chosen, np.zeros_like(rows), begin + rows)
-            yield collate(chosen)
+            yield chosen
         number += len(starts)
         begin += count

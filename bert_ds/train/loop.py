@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bert_ds.batch import PretrainingBatch
+from bert_ds.batch import Batch
 from bert_ds.data.stream import RankUpdate
 from bert_ds.errors import TrainingError
 from bert_ds.metrics.meter import Meter, UpdateRecord
@@ -29,7 +29,7 @@ class Engine(Protocol):
     """What the loop needs of an engine."""
 
     def micro_step(
-        self, batch: PretrainingBatch, num_predictions: int, num_pair_labels: int
+        self, batch: Batch, num_predictions: int, num_pair_labels: int
     ) -> PretrainingOutput: ...
 
     def set_learning_rate(self, learning_rate: float) -> None: ...

@@ -130,6 +130,7 @@ def evaluate_held_out(
         world_size=comm.world.world_size,
         device=comm.device,
         sum_over_ranks=comm.sum_tensor,
+        layout=config.execution.batch_layout,
     )
     reader.close()
     return result

@@ -110,6 +110,7 @@ def open_phase_data(
 def build_model(config: RunConfig, device: torch.device) -> BertForPreTraining:
     """A freshly initialised model, the same on every rank."""
     model = BertForPreTraining(config.model)
+    model.bert.encoder.recompute_every = config.execution.recompute_every
     init_weights(model, config.seed)
     return model.to(device)
 
@@ -133,7 +134,11 @@ def build_phase(
     engine = TrainEngine(
         model, optimizer, deepspeed_config(phase, batch), world, config.max_skipped_in_a_row
     )
-    stream = TrainStream(stream_spec(config, data, batch, world.rank), config.data.reader_processes)
+    stream = TrainStream(
+        stream_spec(config, data, batch, world.rank),
+        config.data.reader_processes,
+        config.execution.batch_layout,
+    )
     return PhaseSetup(engine, stream, batch, lamb.lr)
 
 

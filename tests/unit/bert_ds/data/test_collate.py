@@ -67,6 +67,8 @@ def test_packed_rows_are_the_padded_ones_without_padding(
     is_real = padded.attention_mask
     assert torch.equal(packed.input_ids, padded.input_ids[is_real])
     assert torch.equal(packed.token_type_ids, padded.token_type_ids[is_real])
+    places = torch.arange(is_real.shape[1]).expand(is_real.shape)
+    assert torch.equal(packed.position_ids, places[is_real])
     assert packed.cu_seqlens.dtype == torch.int32
     assert packed.cu_seqlens.diff().tolist() == is_real.sum(dim=1).tolist()
     assert (packed.cu_seqlens[0], packed.cu_seqlens[-1]) == (0, len(block.tokens))

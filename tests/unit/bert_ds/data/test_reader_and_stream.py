@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,9 @@ def update_at(stream: TrainStream, position: int) -> RankUpdate:
 def rows_of(update: RankUpdate) -> list[list[int]]:
     """Real tokens of each row, in order."""
     return [
-        row[mask].tolist()
+        batch.input_ids[start:end].tolist()
         for batch in update.micro_batches
-        for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
+        for start, end in pairwise(batch.cu_seqlens.tolist())
     ]
 
 
@@ -75,6 +76,23 @@ def test_an_update_is_the_same_rows_however_it_is_split(
         )
 
 
+def test_the_layout_changes_how_rows_lie_and_nothing_else(tmp_path: Path) -> None:
+    make_dataset(tmp_path)
+    spec = make_stream(tmp_path, 0, 1, 4, 8)._spec
+    unpadded = update_at(TrainStream(spec, layout="unpadded"), 16)
+    padded = update_at(TrainStream(spec, layout="padded"), 16)
+    rows = [
+        row[mask].tolist()
+        for batch in padded.micro_batches
+        for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
+    ]
+    assert rows == rows_of(unpadded)
+    for one, other in zip(unpadded.micro_batches, padded.micro_batches, strict=True):
+        assert one.masked_lm_ids.tolist() == other.masked_lm_ids.tolist()
+        found = one.input_ids[one.masked_lm_positions]
+        assert torch.equal(found, other.input_ids.flatten()[other.masked_lm_positions])
+
+
 def test_the_stream_goes_on_from_any_position(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     stream = make_stream(tmp_path, 0, 1, 4, 8)
@@ -95,7 +113,7 @@ def test_prefetching_changes_nothing_and_stops_when_told(tmp_path: Path) -> None
     for _ in range(6):
         a, b = next(plain), next(ahead)
         assert all(
-            torch.equal(x, y)
+            torch.equal(torch.as_tensor(x), torch.as_tensor(y))
             for m, n in zip(a.micro_batches, b.micro_batches, strict=True)
             for x, y in zip(m, n, strict=True)
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from bert_ds.batch import PretrainingBatch
+from bert_ds.batch import PackedBatch, PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.model import BertForPreTraining, init_weights
 
@@ -60,4 +60,27 @@ def padded_batch(tiny_config: ModelConfig) -> PretrainingBatch:
         masked_lm_positions=torch.tensor([1, 23, 24 + 2, 24 + 6, 48 + 14]),
         masked_lm_ids=torch.tensor([9, 66, 5, 31, 40]),
         next_sentence_label=torch.tensor([0, 1, 1]),
+    )
+
+
+@pytest.fixture
+def packed_batch(padded_batch: PretrainingBatch) -> PackedBatch:
+    """The rows of `padded_batch` end to end."""
+    return unpadded(padded_batch)
+
+
+def unpadded(batch: PretrainingBatch) -> PackedBatch:
+    """The same rows without padding, worked out from the mask alone."""
+    is_real = batch.attention_mask
+    lengths = is_real.sum(dim=1)
+    place_of = is_real.flatten().long().cumsum(0) - 1
+    return PackedBatch(
+        input_ids=batch.input_ids[is_real],
+        token_type_ids=batch.token_type_ids[is_real],
+        position_ids=torch.arange(is_real.shape[1]).expand(is_real.shape)[is_real],
+        cu_seqlens=torch.cat([torch.zeros(1), lengths.cumsum(0)]).int(),
+        max_seqlen=int(lengths.max()),
+        masked_lm_positions=place_of[batch.masked_lm_positions],
+        masked_lm_ids=batch.masked_lm_ids,
+        next_sentence_label=batch.next_sentence_label,
     )

@@ -10,6 +10,7 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import DataError
 from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.dropout import Dropout
 
 # float32, 3 layers, values near 1: the two sum in a different order, about 1e-6 apart.
 LOGIT_TOLERANCE = 1e-5
@@ -223,9 +224,7 @@ def test_hidden_dropout_acts_on_embeddings_and_on_both_sublayers(
 ) -> None:
     model = BertForPreTraining(tiny_config)
     probabilities = {
-        name: module.p
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Dropout)
+        name: module.p for name, module in model.named_modules() if isinstance(module, Dropout)
     }
     layers = range(tiny_config.num_hidden_layers)
     assert probabilities == {
