@@ -154,6 +154,30 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     part.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
     part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
     part = parts.add_parser(
+        "step", help="a training step's sequences a second, alone or beside Hugging Face's BERT"
+    )
+    _add_recipe(part)
+    part.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="folder as for pretrain"
+    )
+    part.add_argument("--phase", type=int, default=0, metavar="N", help="default 0, the first")
+    part.add_argument(
+        "--compare", choices=["hf"], help="hf: transformers' BertForPreTraining beside it"
+    )
+    part.add_argument(
+        "--full-rows", action="store_true", help="only rows of the phase's full length"
+    )
+    part.add_argument(
+        "--micro-batch-size", type=int, metavar="N", help="rows a forward (default: the recipe's)"
+    )
+    part.add_argument(
+        "--accumulation", type=int, default=2, metavar="N",
+        help="micro batches an update (default 2)",
+    )  # fmt: skip
+    part.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: torch's)")
+    part.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds (default 5)")
+    part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
+    part = parts.add_parser(
         "exactness", help="what one trust ratio a ZeRO shard does to a model, on real text"
     )
     _add_recipe(part)

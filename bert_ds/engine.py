@@ -16,7 +16,9 @@ from typing import Any
 import torch
 
 from bert_ds.batch import Batch
-from bert_ds.errors import TrainingError
+from bert_ds.config.deepspeed import precision_of
+from bert_ds.config.recipe import PhaseConfig
+from bert_ds.errors import ConfigError, TrainingError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.optim.lamb import Lamb, LastNorms
 from bert_ds.optim.overflow import OverflowWatch
@@ -173,6 +175,27 @@ class TrainEngine:
         """Release what DeepSpeed holds, so that another engine can take the same model."""
         self._engine.destroy()
         del self._engine
+
+
+def check_precision(phase: PhaseConfig) -> None:
+    """Refuse half precision that DeepSpeed cannot compute in here, before anything is built.
+
+    Raises:
+        ConfigError: with the way out.
+    """
+    precision = precision_of(phase.deepspeed, phase.name)
+    accelerator = import_deepspeed().accelerator.get_accelerator()
+    is_supported = {
+        "fp32": lambda: True,
+        "fp16": accelerator.is_fp16_supported,
+        "bf16": accelerator.is_bf16_supported,
+    }[precision]
+    if not is_supported():
+        raise ConfigError(
+            f"{phase.name} asks for {precision}, which DeepSpeed does not compute on this "
+            f"{accelerator.device_name()}; train in fp32 with --set deepspeed.{precision}.enabled="
+            "false, or on a GPU"
+        )
 
 
 def import_deepspeed() -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from bert_ds.bench import data, exactness, exactness_plot, optimizer
+from bert_ds.bench import data, exactness, exactness_plot, optimizer, step
 from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
+from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import ConfigError
 from bert_ds.train.setup import select_device
 from bert_ds.world import World
@@ -41,12 +42,12 @@ def run(arguments: argparse.Namespace, world: World) -> None:
         return
     config = load_run_config(arguments.recipe, arguments.set)
     check_run(config)
+    if arguments.what == "step":
+        _run_step(arguments, config, world)
+        return
     if arguments.what == "optimizer":
         _check_at_least_1("--repeats", arguments.repeats)
-        device = select_device(world)
-        if arguments.threads is not None:
-            _check_at_least_1("--threads", arguments.threads)
-            torch.set_num_threads(arguments.threads)
+        device = _device(arguments, world)
         measured = optimizer.bench_optimizer(config.model, arguments.repeats, device)
         print(optimizer.as_text(measured))
         _write_json(arguments, measured.as_dict())
@@ -59,6 +60,33 @@ def run(arguments: argparse.Namespace, world: World) -> None:
     _write_json(arguments, compared.as_dict())
     if arguments.plot is not None:
         exactness_plot.draw(compared, arguments.plot)
+
+
+def _run_step(arguments: argparse.Namespace, config: RunConfig, world: World) -> None:
+    for flag in ("repeats", "accumulation", "micro_batch_size"):
+        value = getattr(arguments, flag)
+        if value is not None:
+            _check_at_least_1(f"--{flag.replace('_', '-')}", value)
+    options = step.StepOptions(
+        phase_index=arguments.phase,
+        micro_batch_size=arguments.micro_batch_size,
+        accumulation=arguments.accumulation,
+        repeats=arguments.repeats,
+        full_rows=arguments.full_rows,
+        compare=arguments.compare == "hf",
+    )
+    device = _device(arguments, world)
+    measured = step.bench_step(config, arguments.data, options, world, device)
+    print(step.as_text(measured))
+    _write_json(arguments, measured.as_dict())
+
+
+def _device(arguments: argparse.Namespace, world: World) -> torch.device:
+    device = select_device(world)
+    if arguments.threads is not None:
+        _check_at_least_1("--threads", arguments.threads)
+        torch.set_num_threads(arguments.threads)
+    return device
 
 
 def _check_at_least_1(flag: str, value: int) -> None:

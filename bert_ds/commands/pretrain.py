@@ -15,6 +15,7 @@ from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.dist import Communicator, init_process_group, shutdown
+from bert_ds.engine import check_precision
 from bert_ds.errors import StopRequested, TrainingError
 from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, scaled
 from bert_ds.train import setup
@@ -66,6 +67,8 @@ def _prepare(
 ) -> Run:
     """Bring the ranks together, claim the run folder, open the datasets."""
     device = setup.select_device(world)
+    for phase in config.phases:
+        check_precision(phase)
     init_process_group(world, device)
     comm = Communicator(world, device)
     folder = RunFolder(arguments.output_dir)

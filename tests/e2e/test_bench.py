@@ -111,3 +111,60 @@ def test_what_cannot_be_measured_is_refused(
     done = run("bert-ds", "bench", "optimizer", "--recipe", place / "recipe", *arguments, env=env)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_step_trains_ours_and_hugging_faces_on_the_same_rows(place: Path) -> None:
+    done = run(
+        "bert-ds", "bench", "step", "--recipe", place / "recipe", "--data", place / "data",
+        "--compare", "hf", "--micro-batch-size", "4", "--repeats", "2", "--threads", "1", "--json",
+        place / "s.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((place / "s.json").read_text())
+    ours, theirs = found["measurements"]
+    assert (ours["name"], theirs["name"]) == ("bert_ds", "transformers")
+    for each in (ours, theirs):
+        assert each["sequences_per_s"] == pytest.approx(8 / each["update_s"])
+        assert each["peak_mib"] > 0
+    assert found["ratio"] > 0
+    assert (found["micro_batch_size"], found["accumulation"], found["repeats"]) == (4, 2, 2)
+    assert 0.3 < found["real_tokens_share"] < 1
+    apart = found["agreement"]
+    assert apart["our_loss"] == pytest.approx(apart["their_loss"], rel=1e-6)
+    assert apart["our_loss"] > 3
+    assert 0 < apart["gradient_difference"] < 1e-4
+    assert f"bert_ds is {found['ratio']:.2f} times as fast" in done.stdout
+
+
+def test_step_alone_measures_full_rows_or_says_that_there_are_too_few(place: Path) -> None:
+    command = [
+        "bert-ds", "bench", "step", "--recipe", place / "recipe", "--data", place / "data",
+        "--full-rows", "--accumulation", "1", "--repeats", "1",
+    ]  # fmt: skip
+    done = run(*command, "--micro-batch-size", "1", "--json", place / "f.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((place / "f.json").read_text())
+    assert found["real_tokens_share"] == 1
+    assert [each["name"] for each in found["measurements"]] == ["bert_ds"]
+    assert found["ratio"] is None
+    done = run(*command, "--micro-batch-size", "99")
+    assert done.returncode == 1
+    assert "training rows of 32 tokens, and an update takes 99" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--phase", "7"], 2, "--phase 7: the recipe has phases 0 to"),
+        (["--accumulation", "0"], 2, "--accumulation must be at least 1, it is 0"),
+    ],
+)
+def test_step_refuses_what_it_cannot_measure(
+    place: Path, arguments: list[str], code: int, message: str
+) -> None:
+    done = run(
+        "bert-ds", "bench", "step", "--recipe", place / "recipe", "--data", place / "data",
+        *arguments,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert message in done.stderr

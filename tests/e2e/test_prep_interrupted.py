@@ -174,11 +174,15 @@ def test_a_killed_worker_is_told_with_its_inputs_and_the_same_command_goes_on(
 def test_ctrl_c_ends_promptly_without_traceback_and_the_same_command_goes_on(
     arguments: list[str], expected: dict[str, bytes], tmp_path: Path, until: str
 ) -> None:
-    process = started(arguments, tmp_path / "D", until)
-    start = time.monotonic()
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=TIMEOUT_S)
-    assert time.monotonic() - start < 5
+    for _ in range(3):
+        process = started(arguments, tmp_path / "D", until)
+        start = time.monotonic()
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+        assert time.monotonic() - start < 5
+        if process.returncode != 0:
+            break
+        shutil.rmtree(tmp_path / "D")  # on a busy machine it had ended before the signal was sent
     assert process.returncode == 130, errors
     assert "bert-prep: interrupted; run the same command again" in errors
     assert "Traceback" not in errors

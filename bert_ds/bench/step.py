@@ -1,0 +1,431 @@
+"""`bert-ds bench step`: sequences a second of a training step, alone or beside Hugging Face's BERT.
+
+Both train the same rows of a dataset from the same weights under the same DeepSpeed configuration
+and LAMB. They take turns (A B, B A, A B, ...) in one process, an update a turn, so that a machine
+whose speed drifts favours neither; the ratio is the median of the ratios within a round. Hugging
+Face's model is called as its users call it: padded rows, labels for all positions, its own loss.
+Each one's memory is taken in a process of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from bert_ds.batch import Batch, PretrainingBatch
+from bert_ds.config.batch import BatchPlan
+from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
+from bert_ds.config.recipe import PhaseConfig, RunConfig
+from bert_ds.data.collate import lay_out
+from bert_ds.data.gather import cut_rows
+from bert_ds.data.rows import RowStream, StreamSpec
+from bert_ds.dist import init_process_group, shutdown
+from bert_ds.engine import TrainEngine, check_precision
+from bert_ds.errors import ConfigError, DataError
+from bert_ds.metrics.flops import pretraining_flops
+from bert_ds.model import BertForPreTraining, PretrainingOutput
+from bert_ds.optim import build_lamb, lamb_config, param_groups
+from bert_ds.train import setup
+from bert_ds.world import World
+from data_prep.format import Block, concatenate_blocks, select_rows
+
+OURS = "bert_ds"
+THEIRS = "transformers"
+_UPDATES_FOR_MEMORY = 2
+_LEARNING_RATE = 1e-6
+"""Of the measured updates: the weights hardly move, so that every turn is the same work."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What is measured.
+
+    Attributes:
+        phase_index: of the recipe's phases.
+        micro_batch_size: rows a forward; None takes the DeepSpeed JSON's.
+        accumulation: micro batches an update.
+        repeats: rounds that count, after one that does not.
+        full_rows: whether only rows of the phase's full length are used.
+        compare: whether Hugging Face's model is measured, too.
+    """
+
+    phase_index: int
+    micro_batch_size: int | None
+    accumulation: int
+    repeats: int
+    full_rows: bool
+    compare: bool
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One model's step.
+
+    Attributes:
+        name: `OURS` or `THEIRS`.
+        update_s: median seconds of an update.
+        sequences_per_s: rows by that time.
+        tflop_per_s: 10^12 model FLOPs a second on real tokens, as our model needs them.
+        peak_mib: memory that training took at most, MiB: on a GPU as torch counts it, on a CPU what
+            the process grew by.
+    """
+
+    name: str
+    update_s: float
+    sequences_per_s: float
+    tflop_per_s: float
+    peak_mib: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far the two models are apart at the same weights, without dropout.
+
+    Attributes:
+        our_loss, their_loss: MLM + next sentence, nats, of one micro batch.
+        gradient_difference: largest difference of a tensor's gradient by its norm; key biases are
+            left out: their gradient is zero but for rounding.
+        worst_tensor: the tensor of that difference.
+    """
+
+    our_loss: float
+    their_loss: float
+    gradient_difference: float
+    worst_tensor: str
+
+
+@dataclass(frozen=True)
+class StepBench:
+    """All of it, and what it was measured on."""
+
+    recipe: str
+    phase: str
+    sequence_length: int
+    micro_batch_size: int
+    accumulation: int
+    real_tokens_share: float
+    precision: str
+    device: str
+    num_threads: int
+    repeats: int
+    execution: dict[str, Any]
+    measurements: tuple[Measurement, ...]
+    ratio: float | None
+    memory_ratio: float | None
+    agreement: Agreement | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class _HuggingFace(nn.Module):
+    """Hugging Face's BertForPreTraining behind our model's call: its own loss comes out as a sum
+    whose denominators are 1."""
+
+    def __init__(self, model: BertForPreTraining, accumulation: int) -> None:
+        super().__init__()
+        transformers = _transformers()
+        fields = model.config.model_dump()
+        if fields["hidden_act"] == "gelu_tanh":
+            fields["hidden_act"] = "gelu_pytorch_tanh"
+        self.theirs = transformers.BertForPreTraining(transformers.BertConfig(**fields))
+        self.theirs.load_state_dict(model.state_dict(), strict=False)
+        self.theirs.tie_weights()
+        self._accumulation = accumulation
+
+    def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
+        """The loss of a micro batch by the number of micro batches, as accumulation takes it."""
+        labels = torch.full_like(batch.input_ids, -100)
+        labels.view(-1)[batch.masked_lm_positions] = batch.masked_lm_ids
+        output = self.theirs(
+            input_ids=batch.input_ids,
+            token_type_ids=batch.token_type_ids,
+            attention_mask=batch.attention_mask.long(),
+            labels=labels,
+            next_sentence_label=batch.next_sentence_label,
+        )
+        nothing = labels.new_zeros(())
+        loss = output.loss.float() / self._accumulation
+        return PretrainingOutput(loss, torch.zeros_like(loss), nothing, nothing)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What one model is to train; small enough to be sent to another process."""
+
+    config: RunConfig
+    phase_index: int
+    plan: BatchPlan
+    rows: Block
+    world: World
+
+    @property
+    def phase(self) -> PhaseConfig:
+        return self.config.phases[self.phase_index]
+
+
+def bench_step(
+    config: RunConfig, data: Path, options: StepOptions, world: World, device: torch.device
+) -> StepBench:
+    """Measure.
+
+    Raises:
+        ConfigError: a value is out of range, transformers is missing, or the device cannot compute
+            in the recipe's precision.
+        DataError: the dataset does not fit, or has too few rows of full length.
+    """
+    job = _job(config, data, options, world)
+    check_precision(job.phase)
+    names = (OURS, THEIRS) if options.compare else (OURS,)
+    if options.compare:
+        _transformers()
+    peaks = [_in_a_process(_peak_mib, name, job, device) for name in names]
+    agreement = _agreement(job, device) if options.compare else None
+    init_process_group(world, device)
+    turns = [_turn(name, job, device) for name in names]
+    times: list[list[float]] = [[] for _ in names]
+    for number in range(options.repeats + 1):
+        order = list(range(len(names)))
+        for index in order if number % 2 else reversed(order):
+            seconds = turns[index]()
+            if number:
+                times[index].append(seconds)
+    shutdown()
+    num_rows, flops = len(job.rows), _flops(job)
+    measurements = []
+    for name, taken, peak in zip(names, times, peaks, strict=True):
+        median = statistics.median(taken)
+        rates = (num_rows / median, flops / median / 1e12)
+        measurements.append(Measurement(name, median, *rates, peak))
+    ratio = None
+    if options.compare:
+        ratio = statistics.median(b / a for a, b in zip(*times, strict=True))
+    longest = job.phase.sequence_length
+    return StepBench(
+        recipe=config.recipe,
+        phase=job.phase.name,
+        sequence_length=longest,
+        micro_batch_size=job.plan.micro_batch_size,
+        accumulation=job.plan.gradient_accumulation_steps,
+        real_tokens_share=len(job.rows.tokens) / (num_rows * longest),
+        precision=precision_of(job.phase.deepspeed, job.phase.name),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        num_threads=torch.get_num_threads(),
+        repeats=options.repeats,
+        execution=config.execution.model_dump(),
+        measurements=tuple(measurements),
+        ratio=ratio,
+        memory_ratio=peaks[0] / peaks[1] if options.compare else None,
+        agreement=agreement,
+    )
+
+
+def _job(config: RunConfig, data: Path, options: StepOptions, world: World) -> _Job:
+    """The rows of one update, in the order of the run, and how they are split."""
+    if not 0 <= options.phase_index < len(config.phases):
+        raise ConfigError(
+            f"--phase {options.phase_index}: the recipe has phases 0 to {len(config.phases) - 1}"
+        )
+    phase = config.phases[options.phase_index]
+    micro = options.micro_batch_size or int(phase.deepspeed["train_micro_batch_size_per_gpu"])
+    plan = BatchPlan(micro * options.accumulation, micro, options.accumulation, 1)
+    deepspeed = {
+        **phase.deepspeed,
+        "train_batch_size": plan.train_batch_size,
+        "train_micro_batch_size_per_gpu": micro,
+    }
+    phases = list(config.phases)
+    phases[options.phase_index] = phase.model_copy(update={"deepspeed": deepspeed})
+    config = config.model_copy(update={"phases": tuple(phases)})
+    (opened,) = setup.open_phase_data(config, data, [phases[options.phase_index]])
+    if options.compare and not opened.manifest.pair_label_name:
+        raise DataError(
+            f"dataset {opened.folder} has no pair labels (--pairs none), which Hugging Face's loss "
+            "needs; leave --compare out or prepare it with pairs"
+        )
+    rows = _rows(setup.stream_spec(config, opened, plan, 0), plan, phase, options.full_rows)
+    return _Job(config, options.phase_index, plan, rows, world)
+
+
+def _rows(spec: StreamSpec, plan: BatchPlan, phase: PhaseConfig, full_rows: bool) -> Block:
+    """The first rows of the training stream, or the first of full length."""
+    stream = RowStream(spec)
+    total = spec.manifest.totals("train").rows
+    parts: list[Block] = []
+    found = position = 0
+    while found < plan.train_batch_size:
+        if full_rows and position > total + plan.train_batch_size:
+            raise DataError(
+                f"dataset {spec.folder} has {found} training rows of {phase.sequence_length} "
+                f"tokens, and an update takes {plan.train_batch_size}; leave --full-rows out or "
+                "measure smaller batches"
+            )
+        rows = stream.update(position).rows
+        if full_rows:
+            rows = select_rows(rows, np.flatnonzero(rows.length == phase.sequence_length))
+        if len(rows):
+            parts.append(rows)
+        found += len(rows)
+        position += plan.train_batch_size
+    stream.close()
+    return select_rows(concatenate_blocks(parts), np.arange(plan.train_batch_size))
+
+
+def _model(name: str, job: _Job, device: torch.device) -> nn.Module:
+    model = setup.build_model(job.config, device)
+    if name == OURS:
+        return model
+    return _HuggingFace(model, job.plan.gradient_accumulation_steps).to(device).train()
+
+
+def _batches(name: str, job: _Job, device: torch.device) -> list[Batch]:
+    layout = job.config.execution.batch_layout if name == OURS else "padded"
+    parts = cut_rows(job.rows, job.plan.micro_batch_size)
+    return [lay_out(part, layout).to(device) for part in parts]
+
+
+def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
+    """A function that applies one update and returns its seconds."""
+    model, batches = _model(name, job, device), _batches(name, job, device)
+    section = job.phase.deepspeed["optimizer"]
+    is_sharded = zero_stage_of(job.phase.deepspeed, job.phase.name) > 0
+    clip = 0.0 if is_sharded else float(job.phase.deepspeed["gradient_clipping"])
+    groups = param_groups(model, lamb_config(section).weight_decay)
+    optimizer = build_lamb(groups, section, max_grad_norm=clip)
+    engine = TrainEngine(
+        cast("BertForPreTraining", model),
+        optimizer,
+        deepspeed_config(job.phase, job.plan),
+        job.world,
+    )
+    engine.set_learning_rate(_LEARNING_RATE)
+    # Hugging Face's loss is a mean already
+    predictions, labels = (len(job.rows.masked_lm_ids), len(job.rows)) if name == OURS else (1, 1)
+
+    def update() -> float:
+        started = time.perf_counter()
+        for batch in batches:
+            engine.micro_step(batch, predictions, labels)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    return update
+
+
+def _agreement(job: _Job, device: torch.device) -> Agreement:
+    """Losses and gradients of the first micro batch at the initial weights, without dropout."""
+    results = []
+    for name in (OURS, THEIRS):
+        model, batch = _model(name, job, device).eval(), _batches(name, job, device)[0]
+        output = model(batch)
+        if name == OURS:
+            loss = output.mlm_loss_sum / len(batch.masked_lm_ids)
+            loss = loss + output.nsp_loss_sum / len(batch.next_sentence_label)
+        else:
+            loss = output.mlm_loss_sum * job.plan.gradient_accumulation_steps
+        loss.backward()
+        gradients = {
+            key.removeprefix("theirs."): parameter.grad.double()
+            for key, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        results.append((float(loss.detach()), gradients))
+    (our_loss, ours), (their_loss, theirs) = results
+    differences = {
+        key: float((gradient - theirs[key]).norm() / theirs[key].norm())
+        for key, gradient in ours.items()
+        if not key.endswith("attention.self.key.bias")
+    }
+    worst = max(differences, key=lambda key: differences[key])
+    return Agreement(our_loss, their_loss, differences[worst], worst)
+
+
+def _peak_mib(name: str, job: _Job, device: torch.device) -> float:
+    """What training takes of memory at most; runs in a process of its own."""
+    init_process_group(job.world, device)
+    before = _resident_mib()
+    turn = _turn(name, job, device)
+    for _ in range(_UPDATES_FOR_MEMORY):
+        turn()
+    shutdown()
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10 - before
+
+
+def _resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _in_a_process(
+    function: Callable[[str, _Job, torch.device], float], name: str, job: _Job, device: torch.device
+) -> float:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, torch.set_num_threads, (torch.get_num_threads(),)) as pool:
+        return pool.submit(function, name, job, device).result()
+
+
+def _flops(job: _Job) -> int:
+    lengths = job.rows.length.astype(np.int64)
+    return pretraining_flops(
+        job.config.model,
+        sum_of_lengths=int(lengths.sum()),
+        sum_of_squared_lengths=int((lengths**2).sum()),
+        num_predictions=len(job.rows.masked_lm_ids),
+        num_sequences=len(job.rows),
+    )
+
+
+def _transformers() -> Any:
+    try:
+        return import_module("transformers")
+    except ImportError as err:
+        raise ConfigError(
+            "--compare hf needs transformers, which is not installed: pip install 'bert_ds[hf]'"
+        ) from err
+
+
+def as_text(bench: StepBench) -> str:
+    """A table for people."""
+    micro = f"{bench.micro_batch_size} rows"
+    lines = [
+        f"{bench.recipe}, {bench.phase}: rows of {bench.sequence_length}, "
+        f"{bench.real_tokens_share:.1%} of it real tokens; {bench.accumulation} micro batches of "
+        f"{micro} an update, {bench.precision}, {bench.device}, {bench.num_threads} threads, "
+        f"{', '.join(f'{key} {value}' for key, value in bench.execution.items())}; medians of "
+        f"{bench.repeats} rounds",
+        "",
+        f"{'':24}{'s/update':>10}{'sequences/s':>14}{'TFLOP/s':>10}{'peak MiB':>10}",
+    ]
+    for each in bench.measurements:
+        name = each.name if each.name == OURS else f"{each.name} {metadata.version(THEIRS)}"
+        lines.append(
+            f"{name:24}{each.update_s:10.3f}{each.sequences_per_s:14.1f}{each.tflop_per_s:10.3f}"
+            f"{each.peak_mib:10.0f}"
+        )
+    if bench.agreement is not None:
+        apart = bench.agreement
+        lines += [
+            "",
+            f"{OURS} is {bench.ratio:.2f} times as fast and takes {bench.memory_ratio:.2f} of the "
+            "memory",
+            f"same weights, no dropout: losses {apart.our_loss:.6f} and {apart.their_loss:.6f}, "
+            f"gradients at most {apart.gradient_difference:.1e} apart ({apart.worst_tensor})",
+        ]
+    return "\n".join(lines)

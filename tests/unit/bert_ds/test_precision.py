@@ -1,0 +1,37 @@
+"""What DeepSpeed cannot compute in is refused before anything is built."""
+
+from __future__ import annotations
+
+import pytest
+
+from bert_ds.config.recipe import PhaseConfig
+from bert_ds.engine import check_precision, import_deepspeed
+from bert_ds.errors import ConfigError
+
+
+def phase_of(**deepspeed: object) -> PhaseConfig:
+    return PhaseConfig.model_validate(
+        {
+            "name": "phase1",
+            "sequence_length": 128,
+            "max_predictions_per_seq": 20,
+            "total_steps": 10,
+            "schedule": {"kind": "constant"},
+            "deepspeed": deepspeed,
+        }
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_a_precision_that_the_device_lacks_is_told_with_the_way_out(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = import_deepspeed().accelerator.get_accelerator()
+    phase = phase_of(**{precision: {"enabled": True}})
+    monkeypatch.setattr(accelerator, f"is_{precision}_supported", lambda: True)
+    check_precision(phase)
+    monkeypatch.setattr(accelerator, f"is_{precision}_supported", lambda: False)
+    way_out = rf"phase1 asks for {precision}.*--set deepspeed\.{precision}\.enabled=false"
+    with pytest.raises(ConfigError, match=way_out):
+        check_precision(phase)
+    check_precision(phase_of())  # fp32 is always there
