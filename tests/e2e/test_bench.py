@@ -50,6 +50,8 @@ def test_optimizer_measures_every_way_or_says_why_not(place: Path) -> None:
     done = run(
         "bert-ds", "bench", "optimizer", "--recipe", place / "recipe", "--repeats", "2",
         "--threads", "1", "--json", place / "o.json", timeout_s=280,
+        # no C++ compiler: to build DeepSpeed's Adam and torch.compile's code takes two minutes
+        env={"CXX": "/nonexistent/c++"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((place / "o.json").read_text())
@@ -62,8 +64,9 @@ def test_optimizer_measures_every_way_or_says_why_not(place: Path) -> None:
         assert name in done.stdout
         assert (each["median_s"] or 0) > 0 or each["note"].startswith("not available: ")
     assert by_name["LAMB, exact"]["note"].startswith("kernel cpu")
-    adam = by_name["DeepSpeedCPUAdam"]
-    assert adam["ratio"] in (1.0, None)
+    for name in ("DeepSpeedCPUAdam", "LAMB, exact, plain operations through torch.compile"):
+        assert by_name[name]["note"].startswith("not available: ")
+        assert by_name[name]["ratio"] is None
     # 28 bytes an element, of all elements
     exact = by_name["LAMB, exact"]
     expected = 28 * found["num_elements"] / exact["median_s"] / 1e9
