@@ -30,8 +30,8 @@ class ModelConfig(FrozenConfig):
     """Dropout on attention probabilities."""
     max_position_embeddings: int = Field(default=512, gt=0)
     """Longest sequence in tokens."""
-    type_vocab_size: int = Field(default=2, ge=2)
-    """Segment types (A and B)."""
+    type_vocab_size: int = Field(default=2, ge=1)
+    """Segment types (A and B); with 1 all tokens are of the same, as in RoBERTa."""
     layer_norm_eps: float = Field(default=1e-12, gt=0.0)
     """Added to the variance in every LayerNorm."""
     initializer_range: float = Field(default=0.02, gt=0.0)

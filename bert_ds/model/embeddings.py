@@ -34,12 +34,15 @@ class BertEmbeddings(nn.Module):
 
         Args:
             input_ids: int64 [B, S], piece ids; or [T], where rows lie end to end.
-            token_type_ids: int64, as input_ids, segment of each token.
+            token_type_ids: int64, as input_ids, segment of each token; not looked at where there
+                is one type of segment.
             position_ids: int64, broadcast against input_ids: place of each token in its row.
 
         Returns:
             [B, S, H] or [T, H] in the parameters' dtype.
         """
+        if self.token_type_embeddings.num_embeddings == 1:
+            token_type_ids = torch.zeros_like(token_type_ids)
         embeddings = (
             self.word_embeddings(input_ids)
             + self.token_type_embeddings(token_type_ids)

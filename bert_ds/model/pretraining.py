@@ -17,6 +17,7 @@ from bert_ds.batch import NO_PAIR_LABEL, Batch, PackedBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.encoder import BertModel
 from bert_ds.model.heads import BertPretrainingHeads
+from bert_ds.model.losses import mlm_loss_sum
 from bert_ds.model.row_attention import Rows
 
 
@@ -85,7 +86,7 @@ class BertForPreTraining(nn.Module):
                 batch.masked_lm_positions,
             )
         return PretrainingOutput(
-            mlm_loss_sum=_cross_entropy_sum(logits.mlm, batch.masked_lm_ids),
+            mlm_loss_sum=mlm_loss_sum(logits.mlm, batch.masked_lm_ids),
             nsp_loss_sum=_cross_entropy_sum(logits.nsp, batch.next_sentence_label),
             mlm_correct=_num_correct(logits.mlm, batch.masked_lm_ids),
             nsp_correct=_num_correct(logits.nsp, batch.next_sentence_label),

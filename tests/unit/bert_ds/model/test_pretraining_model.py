@@ -68,6 +68,20 @@ def test_logits_equal_hugging_faces_on_padded_rows(
     torch.testing.assert_close(ours.nsp, nsp, rtol=0, atol=LOGIT_TOLERANCE)
 
 
+def test_with_one_segment_type_segments_are_not_looked_at(
+    tiny_config: ModelConfig, padded_batch: PretrainingBatch
+) -> None:
+    config = tiny_config.model_copy(update={"type_vocab_size": 1, "initializer_range": 0.2})
+    model = BertForPreTraining(config).eval()
+    init_weights(model, seed=4)
+    assert padded_batch.token_type_ids.any()
+    ours = own_logits(model, padded_batch)
+    single = padded_batch._replace(token_type_ids=torch.zeros_like(padded_batch.token_type_ids))
+    mlm, nsp = hugging_face_logits(hugging_face_twin(model), single)
+    torch.testing.assert_close(ours.mlm, mlm, rtol=0, atol=LOGIT_TOLERANCE)
+    torch.testing.assert_close(ours.nsp, nsp, rtol=0, atol=LOGIT_TOLERANCE)
+
+
 def test_gradients_equal_hugging_faces(
     tiny_model: BertForPreTraining, padded_batch: PretrainingBatch
 ) -> None:

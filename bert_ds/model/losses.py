@@ -1,0 +1,69 @@
+"""The masked language model's loss, without a second copy of its scores.
+
+Legend: P masked positions of all rows, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_CHUNK_ELEMENTS = 1 << 23
+"""Scores that are worked on in float32 at a time: 32 MiB."""
+
+
+def mlm_loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Sum over P of -log softmax(logits)[label], not divided by anything.
+
+    Softmax and sum are float32 (float64 for such logits), some rows at a time. The gradient is
+    written over the logits: they are the largest tensor of a step, and with a copy for softmax, one
+    for its gradient and one in float32 they would stand four times in memory. So the logits hold
+    something else after the backward pass; a second one raises torch's error about that.
+
+    Args:
+        logits: [P, V] of any floating dtype.
+        labels: int64 [P], each in [0, V).
+
+    Returns:
+        float32 or float64 scalar, 0 where P is 0.
+    """
+    loss: torch.Tensor = _LossSum.apply(logits, labels)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _LossSum(torch.autograd.Function):
+    """d loss / d logits = softmax(logits) - one hot(label)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        dtype = _working_dtype(logits)
+        log_sums = torch.empty(len(logits), dtype=dtype, device=logits.device)
+        for rows in _chunks(logits):
+            log_sums[rows] = logits[rows].to(dtype).logsumexp(dim=1)
+        ctx.save_for_backward(logits, labels, log_sums)
+        of_labels = logits.gather(1, labels[:, None]).squeeze(1).to(dtype)
+        return (log_sums - of_labels).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        logits, labels, log_sums = ctx.saved_tensors
+        (gradient,) = gradients
+        for rows in _chunks(logits):
+            part = logits[rows].to(log_sums.dtype)  # the logits themselves where they are of it
+            part.sub_(log_sums[rows, None]).exp_().mul_(gradient)
+            part[torch.arange(len(part), device=part.device), labels[rows]] -= gradient
+            if part.dtype != logits.dtype:
+                logits[rows] = part.to(logits.dtype)
+        return logits, None
+
+
+def _working_dtype(logits: torch.Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def _chunks(logits: torch.Tensor) -> Iterator[slice]:
+    """The rows, some at a time."""
+    num_rows = max(1, _CHUNK_ELEMENTS // max(1, logits.shape[1]))
+    return (slice(first, first + num_rows) for first in range(0, len(logits), num_rows))
