@@ -78,7 +78,8 @@ def num_parameters(model: ModelConfig) -> int:
     embeddings = (model.vocab_size + model.max_position_embeddings + model.type_vocab_size) * h
     layer = 4 * (h * h + h) + (h * inner + inner) + (inner * h + h) + 2 * 2 * h
     heads = (h * h + h) + (h * h + h) + 2 * h + model.vocab_size + (2 * h + 2)
-    return embeddings + 2 * h + model.num_hidden_layers * layer + heads
+    last_norm = 2 * h if model.layer_norm_position == "pre" else 0
+    return embeddings + 2 * h + model.num_hidden_layers * layer + last_norm + heads
 
 
 def plan_as_json(config: RunConfig, world_size: int) -> dict[str, Any]:

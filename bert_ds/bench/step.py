@@ -139,7 +139,7 @@ class _HuggingFace(nn.Module):
     def __init__(self, model: BertForPreTraining, accumulation: int) -> None:
         super().__init__()
         transformers = _transformers()
-        fields = model.config.model_dump()
+        fields = model.config.model_dump(exclude={"layer_norm_position"})
         if fields["hidden_act"] == "gelu_tanh":
             fields["hidden_act"] = "gelu_pytorch_tanh"
         self.theirs = transformers.BertForPreTraining(transformers.BertConfig(**fields))
@@ -193,6 +193,11 @@ def bench_step(
     names = (OURS, THEIRS) if options.compare else (OURS,)
     if options.compare:
         _transformers()
+        if config.model.layer_norm_position != "post":
+            raise ConfigError(
+                "--compare hf: Hugging Face's BERT has no model.layer_norm_position "
+                f"'{config.model.layer_norm_position}'; leave --compare out"
+            )
     peaks = [_in_a_process(_peak_mib, name, job, device) for name in names]
     agreement = _agreement(job, device) if options.compare else None
     init_process_group(world, device)

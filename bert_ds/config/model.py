@@ -32,6 +32,10 @@ class ModelConfig(FrozenConfig):
     """Longest sequence in tokens."""
     type_vocab_size: int = Field(default=2, ge=1)
     """Segment types (A and B); with 1 all tokens are of the same, as in RoBERTa."""
+    layer_norm_position: Literal["post", "pre"] = "post"
+    """Where a sub-layer is normalised: after its residual sum, as published, or before it works on
+    what it is given, with one more LayerNorm after the last layer (Xiong et al. 2020,
+    arXiv:2002.04745), which trains at higher learning rates. Hugging Face's BERT knows `post`."""
     layer_norm_eps: float = Field(default=1e-12, gt=0.0)
     """Added to the variance in every LayerNorm."""
     initializer_range: float = Field(default=0.02, gt=0.0)

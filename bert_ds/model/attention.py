@@ -1,6 +1,7 @@
 """Multi-head self-attention with its residual and LayerNorm (Vaswani et al. 2017, section 3.2).
 
-Post-LN as in the published BERT: LayerNorm(x + dropout(dense(attention(x)))).
+Post-LN as in the published BERT: LayerNorm(x + dropout(dense(attention(x)))); or pre-LN: x +
+dropout(dense(attention(LayerNorm(x)))), with the LayerNorm under the same name.
 
 Legend: B batch, S sequence_length, T tokens of all rows, H hidden_size, N heads, D head_dim =
 H / N.
@@ -58,13 +59,19 @@ class BertSelfAttention(nn.Module):
 
 
 class ResidualOutput(nn.Module):
-    """The end of a sub-layer: LayerNorm(residual + dropout(dense(x)))."""
+    """Both ends of a sub-layer: LayerNorm(residual + dropout(dense(x))), or pre-LN."""
 
     def __init__(self, config: ModelConfig, in_features: int) -> None:
         super().__init__()
         self.dense = nn.Linear(in_features, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
+        self.is_pre = config.layer_norm_position == "pre"
+
+    def before(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """What the sub-layer works on: its input, normalised under pre-LN."""
+        normalised: torch.Tensor = self.LayerNorm(hidden_states) if self.is_pre else hidden_states
+        return normalised
 
     def forward(self, sublayer_output: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Close the sub-layer.
@@ -76,8 +83,8 @@ class ResidualOutput(nn.Module):
         Returns:
             [..., H].
         """
-        output: torch.Tensor = self.LayerNorm(residual + self.dropout(self.dense(sublayer_output)))
-        return output
+        output: torch.Tensor = residual + self.dropout(self.dense(sublayer_output))
+        return output if self.is_pre else self.LayerNorm(output)
 
 
 class BertAttention(nn.Module):
@@ -90,6 +97,6 @@ class BertAttention(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
         """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
-        context = self.self(hidden_states, rows)
+        context = self.self(self.output.before(hidden_states), rows)
         attended: torch.Tensor = self.output(context, hidden_states)
         return attended

@@ -49,7 +49,8 @@ class BertLayer(nn.Module):
     def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
         """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
         attended = self.attention(hidden_states, rows)
-        output: torch.Tensor = self.output(self.intermediate(attended), attended)
+        widened = self.intermediate(self.output.before(attended))
+        output: torch.Tensor = self.output(widened, attended)
         return output
 
 
@@ -65,9 +66,17 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.recompute_every = 0
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+        self.LayerNorm: nn.LayerNorm | None = None
+        if config.layer_norm_position == "pre":
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
         """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
+        encoded = self._run_all(hidden_states, rows)
+        return encoded if self.LayerNorm is None else self.LayerNorm(encoded)
+
+    def _run_all(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
+        """All layers, with or without keeping their activations."""
         if not (self.recompute_every and self.training):
             return self._run(0, len(self.layer), hidden_states, rows)
         for first in range(0, len(self.layer), self.recompute_every):

@@ -109,8 +109,15 @@ def export_pretraining(
 
     Raises:
         DataError: The vocabulary is broken or does not fit the model.
-        CheckpointError: `output_dir` holds something that is not an export.
+        CheckpointError: `output_dir` holds something that is not an export, or the model is none
+            that Hugging Face's BERT can hold.
     """
+    if model.config.layer_norm_position != "post":
+        raise CheckpointError(
+            f"the model normalises before its sub-layers (model.layer_norm_position "
+            f"'{model.config.layer_norm_position}'), which Hugging Face's BERT cannot; it can be "
+            "evaluated and used by bert-ds alone."
+        )
     vocabulary = _read_vocabulary(vocabulary_file, model.config.vocab_size)
     output_dir = output_dir.absolute()
     _check_replaceable(output_dir)
@@ -168,7 +175,7 @@ def _hf_config(config: ModelConfig, dtype: str, pad_token_id: int) -> dict[str, 
     return {
         "architectures": ["BertForPreTraining"],
         "model_type": "bert",
-        **config.model_dump(),
+        **config.model_dump(exclude={"layer_norm_position"}),
         "hidden_act": _HF_ACTIVATIONS[config.hidden_act],
         "position_embedding_type": "absolute",
         "classifier_dropout": None,
@@ -296,7 +303,8 @@ def _read_config(folder: Path) -> ModelConfig:
         raise CheckpointError(
             f"{path} has hidden_act '{activation}'; known are {', '.join(_ACTIVATIONS)}."
         )
-    fields = {key: values[key] for key in ModelConfig.model_fields if key in values}
+    known = ModelConfig.model_fields.keys() - {"layer_norm_position"}
+    fields = {key: values[key] for key in known if key in values}
     fields["hidden_act"] = _ACTIVATIONS[activation]
     try:
         return ModelConfig.model_validate(fields)

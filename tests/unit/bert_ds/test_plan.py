@@ -19,6 +19,7 @@ LARGE = Path(__file__).parents[3] / "ds_configs" / "bert-large"
     [
         ModelConfig(hidden_size=24, num_attention_heads=2, num_hidden_layers=3, vocab_size=101),
         ModelConfig(hidden_size=8, num_attention_heads=1, num_hidden_layers=1, type_vocab_size=3),
+        ModelConfig(hidden_size=8, num_attention_heads=1, layer_norm_position="pre"),
     ],
 )
 def test_the_number_of_parameters_is_the_models_own(config: ModelConfig) -> None:
