@@ -172,11 +172,12 @@ class ProcessExecutor(SerialExecutor):
                 future.result()
                 done(futures[future])
         except BrokenProcessPool as err:
+            running = was_running(work)
+            at_work = f" at work on: {'; '.join(running)}" if running else ""
             raise DataPrepError(
                 f"a worker process died: it was killed, perhaps for want of memory, with "
-                f"{self.size} processes at work on: {'; '.join(was_running(work))}. "
-                "Finished tasks are kept: run the same command again, with a smaller -j if memory "
-                "is short."
+                f"{self.size} processes{at_work}. Finished tasks are kept: run the same command "
+                "again, with a smaller -j if memory is short."
             ) from err
 
     def _submit(self, function: Callable[..., None], *arguments: Any) -> Future[None]:

@@ -137,28 +137,31 @@ def test_a_job_killed_twenty_times_at_random_moments_ends_with_the_same_bytes(
     assert folder_bytes(folder) == expected
 
 
-def spawned_by(parent: int) -> list[int]:
-    """The worker processes of a preparation."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            after_name = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            command = (folder / "cmdline").read_bytes()
-        except OSError:  # it has ended meanwhile
-            continue
-        if int(after_name[1]) == parent and b"spawn_main" in command:
-            found.append(int(folder.name))
-    return found
+def stopped_at_work(running: Path) -> int | None:
+    """Stops the worker that says in `running` what it does; None where it has ended the task."""
+    pid = int(running.name.rpartition("-")[2])
+    try:
+        os.kill(pid, signal.SIGSTOP)
+    except ProcessLookupError:
+        return None
+    if running.exists() and running.read_text(encoding="utf-8"):
+        return pid
+    os.kill(pid, signal.SIGCONT)
+    return None
 
 
 def test_a_killed_worker_is_told_with_its_inputs_and_the_same_command_goes_on(
     arguments: list[str], expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     process = started(arguments, tmp_path / "D", "running/*")
-    workers: list[int] = []
-    while process.poll() is None and not workers:
-        workers = spawned_by(process.pid)
-    os.kill(workers[0], signal.SIGKILL)  # as the kernel does where memory is short
+    worker = None
+    while process.poll() is None and worker is None:
+        for path in (tmp_path / "D" / "work" / "running").glob("*"):
+            worker = stopped_at_work(path)
+            if worker is not None:
+                break
+    assert worker is not None
+    os.kill(worker, signal.SIGKILL)  # as the kernel does where memory is short
     _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, errors
     assert "a worker process died: it was killed, perhaps for want of memory" in errors
