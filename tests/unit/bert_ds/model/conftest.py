@@ -35,8 +35,12 @@ def tiny_config() -> ModelConfig:
 
 @pytest.fixture
 def tiny_model(tiny_config: ModelConfig) -> BertForPreTraining:
+    return random_model(tiny_config)
+
+
+def random_model(config: ModelConfig) -> BertForPreTraining:
     """In evaluation mode, every tensor random: biases and LayerNorms would hide a swap."""
-    model = BertForPreTraining(tiny_config)
+    model = BertForPreTraining(config)
     init_weights(model, seed=1)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():

@@ -12,18 +12,12 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError
 from bert_ds.model import BertForPreTraining, export_pretraining, init_weights
-from tests.unit.bert_ds.model.conftest import unpadded
+from tests.unit.bert_ds.model.conftest import random_model, unpadded
 
 
 @pytest.fixture
 def pre_ln_model(tiny_config: ModelConfig) -> BertForPreTraining:
-    model = BertForPreTraining(tiny_config.model_copy(update={"layer_norm_position": "pre"}))
-    init_weights(model, seed=1)
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+    return random_model(tiny_config.model_copy(update={"layer_norm_position": "pre"}))
 
 
 def encoded_by_formula(model: BertForPreTraining, ids: torch.Tensor) -> torch.Tensor:
