@@ -97,6 +97,9 @@ class RunConfig(FrozenConfig):
     """Keys initial weights, row order, dropout and dynamic masks."""
     model: ModelConfig
     """Shape of the network."""
+    init_from: Path | None = None
+    """Hugging Face folder of a BERT whose weights training begins with; null begins with random
+    ones. Shape and vocabulary must be the recipe's; heads that it lacks begin at random."""
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     """The stretches of training, in order."""
     checkpoint: CheckpointConfig = CheckpointConfig()

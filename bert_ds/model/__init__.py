@@ -4,7 +4,12 @@ Knows no ranks.
 """
 
 from bert_ds.model.encoder import BertModel
-from bert_ds.model.hf import ImportedModel, export_pretraining, import_pretraining
+from bert_ds.model.hf import (
+    ImportedModel,
+    export_pretraining,
+    import_pretraining,
+    read_hf_config,
+)
 from bert_ds.model.init import init_weights
 from bert_ds.model.pretraining import BertForPreTraining, PretrainingLogits, PretrainingOutput
 
@@ -17,4 +22,5 @@ __all__ = [
     "export_pretraining",
     "import_pretraining",
     "init_weights",
+    "read_hf_config",
 ]

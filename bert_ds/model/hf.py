@@ -145,7 +145,7 @@ def import_pretraining(folder: Path) -> ImportedModel:
             activation, an encoder with parameters missing or of a wrong shape, or a decoder that
             is not tied to the word embeddings.
     """
-    config = _read_config(folder)
+    config = read_hf_config(folder)
     found = {_our_name(name): tensor for name, tensor in _read_tensors(folder).items()}
     found.pop("bert.embeddings.position_ids", None)  # a buffer that transformers < 4.31 saved
     _drop_tied_decoder(found, folder)
@@ -281,7 +281,12 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _read_config(folder: Path) -> ModelConfig:
+def read_hf_config(folder: Path) -> ModelConfig:
+    """The shape of the BERT in a Hugging Face folder.
+
+    Raises:
+        CheckpointError: config.json cannot be read or is not that of a BERT our model can hold.
+    """
     path = folder / "config.json"
     try:
         values = json.loads(path.read_text(encoding="utf-8"))

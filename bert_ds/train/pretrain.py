@@ -43,6 +43,7 @@ from bert_ds.optim import learning_rate_at
 from bert_ds.optim.state import load_optimizer_tensors, optimizer_step, optimizer_tensors
 from bert_ds.train import setup
 from bert_ds.train.evaluate import HeldOutResult, evaluate
+from bert_ds.train.initial import load_init_from
 from bert_ds.train.loop import LoopSettings, train
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.state import TrainState
@@ -197,10 +198,12 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
 
 
 def _model_of(run: Run, checkpoint: Checkpoint | None) -> BertForPreTraining:
-    """A model with the checkpoint's weights or, without one, with initial ones."""
+    """A model with the checkpoint's weights or, without one, with those it begins with."""
     model = setup.build_model(run.config, run.device)
     if checkpoint is not None:
         load_weights(model, checkpoint)
+    elif run.config.init_from is not None:
+        load_init_from(model, run.config.init_from, run.is_main)
     return model
 
 

@@ -25,6 +25,7 @@ from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.optim import build_lamb, lamb_config, param_groups
+from bert_ds.train.initial import check_init_from
 from bert_ds.world import World
 from data_prep.manifest import VOCABULARY_NAME, Manifest
 from data_prep.masking import MaskingKind
@@ -89,8 +90,10 @@ def open_phase_data(
 
     Raises:
         DataError: a dataset is missing or broken, or does not fit the model, the phase or the
-            other phases.
-        ConfigError: dynamic masking is asked for, and a dataset is masked already.
+            other phases, or was made with another vocabulary than `init_from`.
+        ConfigError: dynamic masking is asked for, and a dataset is masked already; `init_from` is
+            another model.
+        CheckpointError: there is no BERT in `init_from`.
     """
     opened = []
     for phase in config.phases if phases is None else phases:
@@ -99,6 +102,7 @@ def open_phase_data(
         _check_fits(config, phase, folder, manifest)
         _check_vocabulary(folder, manifest)
         _check_masking(config, folder, manifest)
+        check_init_from(config, folder, manifest)
         opened.append(PhaseData(folder, manifest))
     vocabularies = {entry.manifest.vocabulary.sha256 for entry in opened}
     if len(vocabularies) > 1:

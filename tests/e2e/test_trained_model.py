@@ -98,3 +98,25 @@ def test_report_writes_the_page_and_prints_the_table(finished_run: Path) -> None
     page = (finished_run / "report.html").read_text()
     for words in ("Learning rate", "sequences/s", "phase2", "MLM"):
         assert words.lower() in page.lower()
+
+
+def test_training_goes_on_from_an_export(
+    finished_run: Path, tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    done = run("bert-ds", "export-hf", "--run", finished_run, "--output-dir", tmp_path / "hf")
+    assert done.returncode == 0, done.stderr
+    command = [
+        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data, "--output-dir",
+        tmp_path / "run", "--set", f"init_from={tmp_path / 'hf'}", "phases.0.total_steps=2",
+        "phases.1.total_steps=1",
+    ]  # fmt: skip
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    assert f"weights of {tmp_path / 'hf'}" in done.stderr
+    first, trained = (
+        json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
+        for folder in (tmp_path / "run", finished_run)
+    )
+    # the same rows and dropout as in the first update of the run that was exported, other weights
+    assert first["samples_seen"] == trained["samples_seen"]
+    assert first["mlm_loss"] < trained["mlm_loss"] - 0.01
