@@ -29,7 +29,7 @@ def mlm_loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 or float64 scalar, 0 where P is 0.
     """
-    loss: torch.Tensor = _LossSum.apply(logits, labels)  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = _LossSum.apply(logits, labels)  # type: ignore[no-untyped-call]  # apply has no types
     return loss
 
 

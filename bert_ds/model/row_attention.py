@@ -50,7 +50,7 @@ def attend(
     Returns:
         [T, N, D].
     """
-    if not query.is_cuda:
+    if query.device.type == "cpu":
         limits = (rows.cu_seqlens, rows.max_seqlen)
         mixed: torch.Tensor = _row_attention(query, key, value, *limits, p)[0]
         return mixed
@@ -186,20 +186,10 @@ def _row_attention_backward(
 
 @_row_attention_backward.register_fake
 def _(
-    gradient: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    all_probabilities: torch.Tensor,
-    all_keep: torch.Tensor,
-    p: float,
+    gradient: torch.Tensor, query: torch.Tensor, *_: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (
-        query.new_empty(query.shape),
-        query.new_empty(query.shape),
-        query.new_empty(query.shape),
-    )
+    shape = query.shape
+    return query.new_empty(shape), query.new_empty(shape), query.new_empty(shape)
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:

@@ -29,12 +29,17 @@ def check_init_from(config: RunConfig, data: Path, manifest: Manifest) -> None:
 
     Raises:
         CheckpointError: there is no BERT in the folder.
-        ConfigError: it has another shape than the recipe's model.
+        ConfigError: there is no such folder, or it has another shape than the recipe's model.
         DataError: the dataset was made with another vocabulary.
     """
     folder = config.init_from
     if folder is None:
         return
+    if not folder.is_dir():
+        raise ConfigError(
+            f"init_from {folder}: no such folder; name a Hugging Face folder with config.json and "
+            "model.safetensors"
+        )
     theirs = read_hf_config(folder).model_dump(exclude=_FREE_FIELDS)
     ours = config.model.model_dump(exclude=_FREE_FIELDS)
     differing = [

@@ -91,8 +91,8 @@ def reference(place: Path) -> Path:
 @pytest.mark.parametrize(
     ("world_size", "overrides"),
     [
-        (3, [f"{ZERO}.stage=1"]),
-        (2, [f"{ZERO}.stage=3", OFFLOAD]),
+        (3, [f"{ZERO}.stage=1", "execution.batch_layout=padded"]),
+        (2, [f"{ZERO}.stage=3", OFFLOAD, "execution.recompute_every=1"]),
     ],
     ids=lambda value: (
         value if isinstance(value, int) else "-".join(v.split(".")[-1] for v in value)

@@ -103,3 +103,10 @@ def test_the_operations_are_well_formed_for_the_compiler() -> None:
         arguments,
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
+    gradient, (query, key, value) = torch.ones(9, 3, 4), (each.detach() for each in inputs)
+    _, probabilities, keep = torch.ops.bert_ds.row_attention(*arguments)
+    torch.library.opcheck(
+        torch.ops.bert_ds.row_attention_backward,
+        (gradient, query, key, value, rows.cu_seqlens, probabilities.detach(), keep, 0.1),
+        test_utils=("test_schema", "test_faketensor"),
+    )

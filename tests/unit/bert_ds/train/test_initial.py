@@ -103,3 +103,11 @@ def test_a_folder_without_a_model_is_an_error(config: RunConfig, tmp_path: Path)
     (tmp_path / "hf" / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"cannot read .*config\.json"):
         check(config, tmp_path)
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_setting(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    missing = config.model_copy(update={"init_from": tmp_path / "none"})
+    with pytest.raises(ConfigError, match=r"init_from .*none: no such folder; name a Hugging Face"):
+        check(missing, tmp_path)
