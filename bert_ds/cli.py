@@ -63,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_evaluate(commands)
     _add_fill_mask(commands)
     _add_export(commands)
+    _add_import(commands)
     _add_report(commands)
     _add_bench(commands)
     return parser
@@ -114,16 +115,43 @@ def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 def _add_fill_mask(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser("fill-mask", help="guess the [MASK]s of a text")
-    _add_run(command)
+    command.add_argument(
+        "--run", type=Path, required=True, metavar="RUN",
+        help="a run folder of pretrain, or a Hugging Face folder",
+    )  # fmt: skip
     command.add_argument("text", help="text with one or more [MASK]")
     command.add_argument("--top-k", type=int, default=5, metavar="K", help="guesses (default 5)")
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
-        "export-hf", help="write the model as a Hugging Face folder (BertForPreTraining)"
+        "export-hf", help="write a run's newest weights as a Hugging Face folder"
     )
     _add_run(command)
+    command.add_argument("--output-dir", type=Path, required=True, metavar="DIR")
+    command.add_argument(
+        "--architecture", default="BertForPreTraining",
+        choices=["BertForPreTraining", "BertForMaskedLM", "BertModel"],
+        help="Hugging Face's class, which decides the heads that are written (default "
+        "BertForPreTraining)",
+    )  # fmt: skip
+
+
+def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "import-hf",
+        help="write a recipe that trains a Hugging Face BERT further",
+        description="Write a recipe folder that holds a Hugging Face BERT and trains it further: "
+        "phases and DeepSpeed settings are those of --recipe, shape, weights and vocabulary are "
+        "the model's.",
+    )
+    command.add_argument(
+        "--model", type=Path, required=True, metavar="DIR",
+        help="a Hugging Face folder: BertForPreTraining, BertForMaskedLM or BertModel",
+    )  # fmt: skip
+    command.add_argument(
+        "--recipe", type=Path, required=True, metavar="FOLDER", help="such as ds_configs/bert-base"
+    )
     command.add_argument("--output-dir", type=Path, required=True, metavar="DIR")
 
 
@@ -234,6 +262,8 @@ def _run(arguments: argparse.Namespace, command_line: list[str], world: World) -
             trained.evaluate(arguments, world)
         elif arguments.command == "fill-mask":
             trained.fill_mask(arguments)
+        elif arguments.command == "import-hf":
+            trained.import_hf(arguments)
         else:
             trained.export_hf(arguments)
 

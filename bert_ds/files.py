@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +62,33 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def folder_written_at_once(output_dir: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes `output_dir` if the block ends without an error.
+
+    Its files are flushed before; what had the name moves aside for that and is removed last. A kill
+    between the two renames leaves both, whole, in the hidden folder beside it.
+    """
+    output_dir.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))
+    new, old = scratch / "new", scratch / "old"
+    try:
+        new.mkdir()
+        yield new
+        for path in [*new.rglob("*"), new]:
+            sync(path)
+        if output_dir.exists():
+            os.rename(output_dir, old)
+        os.rename(new, output_dir)
+        sync(output_dir.parent)
+    finally:
+        if old.exists() and not output_dir.exists():
+            os.rename(old, output_dir)
+        shutil.rmtree(scratch)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write an object, its keys sorted."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -73,13 +73,14 @@ def plan_run(config: RunConfig, world_size: int) -> list[PhasePlan]:
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Trainable parameters of the pretraining model, decoder tied."""
+    """Trainable parameters of the pretraining model."""
     h, inner = model.hidden_size, model.intermediate_size
     embeddings = (model.vocab_size + model.max_position_embeddings + model.type_vocab_size) * h
     layer = 4 * (h * h + h) + (h * inner + inner) + (inner * h + h) + 2 * 2 * h
     heads = (h * h + h) + (h * h + h) + 2 * h + model.vocab_size + (2 * h + 2)
     last_norm = 2 * h if model.layer_norm_position == "pre" else 0
-    return embeddings + 2 * h + model.num_hidden_layers * layer + last_norm + heads
+    decoder = 0 if model.tie_word_embeddings else model.vocab_size * h
+    return embeddings + 2 * h + model.num_hidden_layers * layer + last_norm + heads + decoder
 
 
 def plan_as_json(config: RunConfig, world_size: int) -> dict[str, Any]:

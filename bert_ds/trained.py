@@ -10,7 +10,8 @@ from tokenizers import BertWordPieceTokenizer
 
 from bert_ds.checkpoint import Checkpoint, load_checkpoint, load_weights, newest_checkpoint
 from bert_ds.errors import CheckpointError, DataError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model import BertForPreTraining, import_pretraining
+from bert_ds.model.hf_tokenizer import read_tokenizer
 from bert_ds.train.run_folder import RunFolder, open_run
 
 
@@ -36,6 +37,19 @@ class TrainedModel:
         return BertWordPieceTokenizer(
             str(self.folder.vocabulary), lowercase=self.lowercase, strip_accents=self.strip_accents
         )
+
+
+@dataclass(frozen=True)
+class UsableModel:
+    """What a text is given to.
+
+    Attributes:
+        model: on the CPU, in evaluation mode.
+        tokenizer: that of its training data.
+    """
+
+    model: BertForPreTraining
+    tokenizer: BertWordPieceTokenizer
 
 
 @dataclass(frozen=True)
@@ -66,11 +80,38 @@ def load_trained(path: Path) -> TrainedModel:
 
 
 @torch.no_grad()
-def fill_mask(trained: TrainedModel, text: str, top_k: int) -> list[list[Guess]]:
+def load_usable(path: Path) -> UsableModel:
+    """Load the newest weights of a run, or those of a Hugging Face folder.
+
+    Raises:
+        CheckpointError: there is neither there, or a folder without a masked language model's head.
+    """
+    if not (path / "model.safetensors").exists() and not (path / "pytorch_model.bin").exists():
+        trained = load_trained(path)
+        return UsableModel(trained.model, trained.tokenizer())
+    imported, cut = import_pretraining(path), read_tokenizer(path)
+    missing = [name for name in imported.missing if name.startswith("cls.predictions.")]
+    if missing:
+        raise CheckpointError(
+            f"{path} has no masked language model's head ({missing[0]} is not there); take a "
+            "folder of BertForPreTraining or BertForMaskedLM"
+        )
+    model = BertForPreTraining(imported.config)
+    model.load_state_dict(imported.weights, strict=False)  # without a pooler it may be
+    tokenizer = BertWordPieceTokenizer(
+        {piece: index for index, piece in enumerate(cut.pieces)},
+        lowercase=cut.lowercase,
+        strip_accents=cut.strip_accents,
+    )
+    return UsableModel(model.eval(), tokenizer)
+
+
+@torch.no_grad()
+def fill_mask(usable: UsableModel, text: str, top_k: int) -> list[list[Guess]]:
     """The likeliest pieces for every [MASK] in a text.
 
     Args:
-        trained: model and tokenizer.
+        usable: model and tokenizer.
         text: one or more `[MASK]` in it.
         top_k: guesses a place.
 
@@ -80,17 +121,17 @@ def fill_mask(trained: TrainedModel, text: str, top_k: int) -> list[list[Guess]]
     Raises:
         DataError: there is no [MASK] in the text, or it is longer than the model takes.
     """
-    tokenizer = trained.tokenizer()
+    tokenizer = usable.tokenizer
     encoded = tokenizer.encode(text)
     mask_id = tokenizer.token_to_id("[MASK]")
     positions = [index for index, piece in enumerate(encoded.ids) if piece == mask_id]
     if not positions:
         raise DataError(f"the text has no [MASK] to fill: '{text}'")
-    longest = trained.model.config.max_position_embeddings
+    longest = usable.model.config.max_position_embeddings
     if len(encoded.ids) > longest:
         raise DataError(f"the text has {len(encoded.ids)} pieces, the model takes {longest}")
     input_ids = torch.tensor([encoded.ids])
-    logits = trained.model.logits(
+    logits = usable.model.logits(
         input_ids,
         torch.zeros_like(input_ids),
         torch.ones_like(input_ids, dtype=torch.bool),

@@ -44,6 +44,8 @@ from data_prep.format import Block, concatenate_blocks, select_rows
 
 OURS = "bert_ds"
 THEIRS = "transformers"
+_OUR_BIAS = "cls.predictions.bias"
+_THEIR_BIAS = "cls.predictions.decoder.bias"
 _UPDATES_FOR_MEMORY = 2
 _LEARNING_RATE = 1e-6
 """Of the measured updates: the weights hardly move, so that every turn is the same work."""
@@ -143,7 +145,9 @@ class _HuggingFace(nn.Module):
         if fields["hidden_act"] == "gelu_tanh":
             fields["hidden_act"] = "gelu_pytorch_tanh"
         self.theirs = transformers.BertForPreTraining(transformers.BertConfig(**fields))
-        self.theirs.load_state_dict(model.state_dict(), strict=False)
+        weights = dict(model.state_dict())
+        weights[_THEIR_BIAS] = weights[_OUR_BIAS]
+        self.theirs.load_state_dict(weights, strict=False)
         self.theirs.tie_weights()
         self._accumulation = accumulation
 
@@ -345,7 +349,7 @@ def _agreement(job: _Job, device: torch.device) -> Agreement:
             loss = output.mlm_loss_sum * job.plan.gradient_accumulation_steps
         loss.backward()
         gradients = {
-            key.removeprefix("theirs."): parameter.grad.double()
+            key.removeprefix("theirs.").replace(_THEIR_BIAS, _OUR_BIAS): parameter.grad.double()
             for key, parameter in model.named_parameters()
             if parameter.grad is not None
         }

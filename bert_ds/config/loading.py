@@ -67,6 +67,8 @@ def _read_recipe(recipe: Path) -> dict[str, Any]:
         )
     tree = read_json_object(recipe / "recipe.json", ConfigError)
     tree.setdefault("recipe", recipe.resolve().name)
+    if isinstance(tree.get("init_from"), str):
+        tree["init_from"] = str(recipe / tree["init_from"])
     phases = tree.get("phases")
     for phase in phases if isinstance(phases, list) else []:
         if isinstance(phase, dict) and isinstance(phase.get("deepspeed"), str):

@@ -32,6 +32,9 @@ class ModelConfig(FrozenConfig):
     """Longest sequence in tokens."""
     type_vocab_size: int = Field(default=2, ge=1)
     """Segment types (A and B); with 1 all tokens are of the same, as in RoBERTa."""
+    tie_word_embeddings: bool = True
+    """Whether the matrix that scores the vocabulary is that of the word embeddings, as published
+    (Press and Wolf 2017, arXiv:1608.05859), or a parameter of its own."""
     layer_norm_position: Literal["post", "pre"] = "post"
     """Where a sub-layer is normalised: after its residual sum, as published, or before it works on
     what it is given, with one more LayerNorm after the last layer (Xiong et al. 2020,

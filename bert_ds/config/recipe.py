@@ -99,7 +99,8 @@ class RunConfig(FrozenConfig):
     """Shape of the network."""
     init_from: Path | None = None
     """Hugging Face folder of a BERT whose weights training begins with; null begins with random
-    ones. Shape and vocabulary must be the recipe's; heads that it lacks begin at random."""
+    ones. Shape and vocabulary must be the recipe's; heads that it lacks begin at random. In a
+    recipe.json it is relative to the recipe's folder."""
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     """The stretches of training, in order."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -118,6 +119,11 @@ class RunConfig(FrozenConfig):
     """Held-out evaluation."""
     logging: LoggingConfig = LoggingConfig()
     """Reports."""
+
+    @field_validator("init_from")
+    @classmethod
+    def _init_from_is_absolute(cls, init_from: Path | None) -> Path | None:
+        return init_from.absolute() if init_from else None
 
     @field_validator("phases")
     @classmethod

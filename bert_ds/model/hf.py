@@ -1,31 +1,28 @@
 """Hugging Face folders: writing one from our model, reading one into its weights.
 
 Neither direction needs `transformers`. Parameter names are equal by construction, so an export
-renames nothing; the tied decoder (`cls.predictions.decoder.weight`, `.bias`) is left out, as
-`save_pretrained` leaves it out, and `from_pretrained` ties it again.
+renames nothing but where Hugging Face's class has a prefix less; a tied decoder
+(`cls.predictions.decoder.weight`, `.bias`) is left out, as `save_pretrained` leaves it out, and
+`from_pretrained` ties it again.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import safetensors.torch
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
-from tokenizers import BertWordPieceTokenizer
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.errors import CheckpointError, DataError
-from bert_ds.files import share, sync
+from bert_ds.errors import CheckpointError
+from bert_ds.files import folder_written_at_once, share, write_json
+from bert_ds.model.hf_tokenizer import SPECIAL_TOKENS, read_vocabulary, write_tokenizer
 from bert_ds.model.pretraining import BertForPreTraining
 
 EXPORTED_FILES = (
@@ -36,17 +33,6 @@ EXPORTED_FILES = (
     "tokenizer_config.json",
     "vocab.txt",
 )
-
-_SPECIAL_TOKENS = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
-
-_VOCAB_ROUNDING = 64
-"""The embedding may have rows without a piece up to the next multiple of this."""
 
 _ACTIVATIONS = {
     "gelu": "gelu",
@@ -62,10 +48,22 @@ _HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
 _HEAD_PREFIXES = ("bert.pooler.", "cls.")
 """Parameters that a Hugging Face folder may lack: encoders are published without their heads."""
 
+_DECODER_BIAS = "cls.predictions.decoder.bias"
 _DECODER_TIES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
+    _DECODER_BIAS: "cls.predictions.bias",
 }
+
+Architecture = Literal["BertForPreTraining", "BertForMaskedLM", "BertModel"]
+"""Hugging Face's class of an export: what of the heads it has."""
+ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
+
+_LEFT_OUT: dict[Architecture, tuple[str, ...]] = {
+    "BertForPreTraining": (),
+    "BertForMaskedLM": ("bert.pooler.", "cls.seq_relationship."),
+    "BertModel": ("cls.",),
+}
+"""Prefixes of the parameters that the class has not."""
 
 
 class ImportedModel(NamedTuple):
@@ -92,12 +90,12 @@ def export_pretraining(
     lowercase: bool,
     strip_accents: bool | None,
     output_dir: Path,
+    architecture: Architecture = "BertForPreTraining",
 ) -> None:
     """Write a folder that `AutoModel` and `AutoTokenizer` load with no code of ours.
 
-    All files are written and flushed to a hidden folder beside `output_dir` and then take its
-    name; an export that is there already moves aside for that and is removed last. A kill between
-    the two renames leaves both, whole, in the hidden folder.
+    The folder is written as a whole (`bert_ds.files.folder_written_at_once`); it replaces an
+    export that is there already.
 
     Args:
         model: Whole (not partitioned) weights; they are written in their own dtype.
@@ -106,6 +104,7 @@ def export_pretraining(
         strip_accents: Whether accents were stripped; None for as `lowercase` says, which is what
             BERT does.
         output_dir: Folder to write. It must not exist, be empty, or hold an earlier export.
+        architecture: Hugging Face's class, which decides the heads that are written.
 
     Raises:
         DataError: The vocabulary is broken or does not fit the model.
@@ -118,17 +117,18 @@ def export_pretraining(
             f"'{model.config.layer_norm_position}'), which Hugging Face's BERT cannot; it can be "
             "evaluated and used by bert-ds alone."
         )
-    vocabulary = _read_vocabulary(vocabulary_file, model.config.vocab_size)
+    vocabulary = read_vocabulary(vocabulary_file, model.config.vocab_size)
     output_dir = output_dir.absolute()
     _check_replaceable(output_dir)
-    with _folder_written_at_once(output_dir) as folder:
-        _write_weights(model, folder / "model.safetensors")
+    with folder_written_at_once(output_dir) as folder:
+        _write_weights(model, architecture, folder / "model.safetensors")
         dtype = str(model.bert.embeddings.word_embeddings.weight.dtype).removeprefix("torch.")
-        pad_token_id = vocabulary[_SPECIAL_TOKENS["pad_token"]]
-        _write_json(folder / "config.json", _hf_config(model.config, dtype, pad_token_id))
+        pad_token_id = vocabulary[SPECIAL_TOKENS["pad_token"]]
+        config = _hf_config(model.config, architecture, dtype, pad_token_id)
+        write_json(folder / "config.json", config)
         shutil.copyfile(vocabulary_file, folder / "vocab.txt")
         max_length = model.config.max_position_embeddings
-        _write_tokenizer(folder, vocabulary, lowercase, strip_accents, max_length)
+        write_tokenizer(folder, vocabulary, lowercase, strip_accents, max_length)
 
 
 def import_pretraining(folder: Path) -> ImportedModel:
@@ -143,12 +143,15 @@ def import_pretraining(folder: Path) -> ImportedModel:
     Raises:
         CheckpointError: The folder is not a BERT that our model can hold: another architecture or
             activation, an encoder with parameters missing or of a wrong shape, or a decoder that
-            is not tied to the word embeddings.
+            differs from the word embeddings where config.json says that it is tied to them.
     """
     config = read_hf_config(folder)
     found = {_our_name(name): tensor for name, tensor in _read_tensors(folder).items()}
     found.pop("bert.embeddings.position_ids", None)  # a buffer that transformers < 4.31 saved
-    _drop_tied_decoder(found, folder)
+    if config.tie_word_embeddings:
+        _drop_tied_decoder(found, folder)
+    elif _DECODER_BIAS in found:  # Hugging Face computes with this one
+        found["cls.predictions.bias"] = found.pop(_DECODER_BIAS)
     with torch.device("meta"):
         expected = dict(BertForPreTraining(config).named_parameters())
 
@@ -170,75 +173,35 @@ def import_pretraining(folder: Path) -> ImportedModel:
     return ImportedModel(config=config, weights=weights, missing=missing, ignored=ignored)
 
 
-def _hf_config(config: ModelConfig, dtype: str, pad_token_id: int) -> dict[str, Any]:
+def _hf_config(
+    config: ModelConfig, architecture: Architecture, dtype: str, pad_token_id: int
+) -> dict[str, Any]:
     """The fields of `BertConfig`; ours have the same names."""
     return {
-        "architectures": ["BertForPreTraining"],
+        "architectures": [architecture],
         "model_type": "bert",
         **config.model_dump(exclude={"layer_norm_position"}),
         "hidden_act": _HF_ACTIVATIONS[config.hidden_act],
         "position_embedding_type": "absolute",
         "classifier_dropout": None,
         "pad_token_id": pad_token_id,
-        "tie_word_embeddings": True,
         "use_cache": True,
         "dtype": dtype,
     }
 
 
-def _write_weights(model: BertForPreTraining, path: Path) -> None:
+def _write_weights(model: BertForPreTraining, architecture: Architecture, path: Path) -> None:
     tensors = {
-        name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()
+        name: parameter.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        if not name.startswith(_LEFT_OUT[architecture])
     }
+    if architecture == "BertModel":
+        tensors = {name.removeprefix("bert."): tensor for name, tensor in tensors.items()}
+    elif not model.config.tie_word_embeddings:
+        tensors[_DECODER_BIAS] = tensors["cls.predictions.bias"].clone()
     safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
     share(path)
-
-
-def _write_tokenizer(
-    folder: Path,
-    vocabulary: dict[str, int],
-    lowercase: bool,
-    strip_accents: bool | None,
-    model_max_length: int,
-) -> None:
-    tokenizer = BertWordPieceTokenizer(vocabulary, lowercase=lowercase, strip_accents=strip_accents)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(folder / "special_tokens_map.json", _SPECIAL_TOKENS)
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "BertTokenizer",
-            "do_lower_case": lowercase,
-            "strip_accents": strip_accents,
-            "tokenize_chinese_chars": True,
-            "model_max_length": model_max_length,
-            **_SPECIAL_TOKENS,
-        },
-    )
-
-
-def _read_vocabulary(vocabulary_file: Path, vocab_size: int) -> dict[str, int]:
-    """Piece to id, checked against the model's rows."""
-    try:
-        text = vocabulary_file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as err:
-        raise DataError(f"cannot read the vocabulary {vocabulary_file}: {err}") from err
-    # Not splitlines(): published vocabularies hold pieces that it takes for line ends (U+2028).
-    pieces = text.removesuffix("\n").split("\n")
-    vocabulary = {piece: index for index, piece in enumerate(pieces)}
-    if len(vocabulary) != len(pieces):
-        repeated = next(piece for index, piece in enumerate(pieces) if vocabulary[piece] != index)
-        raise DataError(f"{vocabulary_file} holds the piece '{repeated}' twice; remove one.")
-    absent = [token for token in _SPECIAL_TOKENS.values() if token not in vocabulary]
-    if absent:
-        raise DataError(f"{vocabulary_file} lacks the special pieces {', '.join(absent)}.")
-    if not len(pieces) <= vocab_size < len(pieces) + _VOCAB_ROUNDING:
-        raise DataError(
-            f"{vocabulary_file} has {len(pieces)} pieces and the model {vocab_size} rows; there "
-            f"must be a row for each piece, and fewer than {_VOCAB_ROUNDING} over. Use the "
-            "vocabulary that the model was trained with."
-        )
-    return vocabulary
 
 
 def _check_replaceable(output_dir: Path) -> None:
@@ -253,32 +216,6 @@ def _check_replaceable(output_dir: Path) -> None:
             f"{output_dir} holds {foreign[0]}, which is not part of an export and would be lost; "
             "choose another folder."
         )
-
-
-@contextmanager
-def _folder_written_at_once(output_dir: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `output_dir` if the block ends without an error."""
-    output_dir.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))
-    new, old = scratch / "new", scratch / "old"
-    try:
-        new.mkdir()
-        yield new
-        for path in new.iterdir():
-            sync(path)
-        sync(new)
-        if output_dir.exists():
-            os.rename(output_dir, old)
-        os.rename(new, output_dir)
-        sync(output_dir.parent)
-    finally:
-        if old.exists() and not output_dir.exists():
-            os.rename(old, output_dir)
-        shutil.rmtree(scratch)
-
-
-def _write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
@@ -298,7 +235,6 @@ def read_hf_config(folder: Path) -> ModelConfig:
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,
-        "tie_word_embeddings": True,
     }
     for key, value in needed.items():
         if values.get(key, value) != value:
@@ -360,5 +296,6 @@ def _drop_tied_decoder(found: dict[str, torch.Tensor], folder: Path) -> None:
         if copy is not None and not torch.equal(copy, found.setdefault(name, copy)):
             raise CheckpointError(
                 f"{copy_name} in {folder} differs from {name}: the decoder is not tied to the "
-                "word embeddings, and our model has no place for it."
+                'word embeddings; set "tie_word_embeddings": false in its config.json if that is '
+                "meant."
             )

@@ -1,6 +1,6 @@
 """The masked language model's loss, without a second copy of its scores.
 
-Legend: P masked positions of all rows, V vocab_size.
+Legend: P masked positions of all rows, V vocab_size, C columns of the scores, V or more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ _CHUNK_ELEMENTS = 1 << 23
 """Scores that are worked on in float32 at a time: 32 MiB."""
 
 
-def mlm_loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def mlm_loss_sum(
+    logits: torch.Tensor, labels: torch.Tensor, vocab_size: int | None = None
+) -> torch.Tensor:
     """Sum over P of -log softmax(logits)[label], not divided by anything.
 
     Softmax and sum are float32 (float64 for such logits), some rows at a time. The gradient is
@@ -23,13 +25,14 @@ def mlm_loss_sum(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     something else after the backward pass; a second one raises torch's error about that.
 
     Args:
-        logits: [P, V] of any floating dtype.
+        logits: [P, C] of any floating dtype.
         labels: int64 [P], each in [0, V).
+        vocab_size: V; columns from V on are left out and get the gradient 0. None for C.
 
     Returns:
         float32 or float64 scalar, 0 where P is 0.
     """
-    loss: torch.Tensor = _LossSum.apply(logits, labels)  # type: ignore[no-untyped-call]  # apply has no types
+    loss: torch.Tensor = _LossSum.apply(logits, labels, vocab_size)  # type: ignore[no-untyped-call]  # apply has no types
     return loss
 
 
@@ -37,26 +40,31 @@ class _LossSum(torch.autograd.Function):
     """d loss / d logits = softmax(logits) - one hot(label)."""
 
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int | None
+    ) -> torch.Tensor:
+        ctx.vocab_size = vocab_size
         dtype = _working_dtype(logits)
         log_sums = torch.empty(len(logits), dtype=dtype, device=logits.device)
         for rows in _chunks(logits):
-            log_sums[rows] = logits[rows].to(dtype).logsumexp(dim=1)
+            log_sums[rows] = logits[rows, :vocab_size].to(dtype).logsumexp(dim=1)
         ctx.save_for_backward(logits, labels, log_sums)
         of_labels = logits.gather(1, labels[:, None]).squeeze(1).to(dtype)
         return (log_sums - of_labels).sum()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         logits, labels, log_sums = ctx.saved_tensors
         (gradient,) = gradients
+        of_pieces = logits[:, : ctx.vocab_size]
         for rows in _chunks(logits):
-            part = logits[rows].to(log_sums.dtype)  # the logits themselves where they are of it
+            part = of_pieces[rows].to(log_sums.dtype)  # the logits themselves where they are of it
             part.sub_(log_sums[rows, None]).exp_().mul_(gradient)
             part[torch.arange(len(part), device=part.device), labels[rows]] -= gradient
             if part.dtype != logits.dtype:
-                logits[rows] = part.to(logits.dtype)
-        return logits, None
+                of_pieces[rows] = part.to(logits.dtype)
+        logits[:, of_pieces.shape[1] :] = 0
+        return logits, None, None
 
 
 def _working_dtype(logits: torch.Tensor) -> torch.dtype:

@@ -79,16 +79,17 @@ class BertForPreTraining(nn.Module):
         if isinstance(batch, PackedBatch):
             logits = self._logits_of_rows(batch)
         else:
-            logits = self.logits(
+            logits = self._logits_of_padded(
                 batch.input_ids,
                 batch.token_type_ids,
                 batch.attention_mask,
                 batch.masked_lm_positions,
             )
+        vocab_size = self.config.vocab_size
         return PretrainingOutput(
-            mlm_loss_sum=mlm_loss_sum(logits.mlm, batch.masked_lm_ids),
+            mlm_loss_sum=mlm_loss_sum(logits.mlm, batch.masked_lm_ids, vocab_size),
             nsp_loss_sum=_cross_entropy_sum(logits.nsp, batch.next_sentence_label),
-            mlm_correct=_num_correct(logits.mlm, batch.masked_lm_ids),
+            mlm_correct=_num_correct(logits.mlm[:, :vocab_size], batch.masked_lm_ids),
             nsp_correct=_num_correct(logits.nsp, batch.next_sentence_label),
         )
 
@@ -110,11 +111,22 @@ class BertForPreTraining(nn.Module):
         Returns:
             Logits [P, V] and [B, 2].
         """
+        mlm, nsp = self._logits_of_padded(input_ids, token_type_ids, attention_mask, positions)
+        return PretrainingLogits(mlm[:, : self.config.vocab_size], nsp)
+
+    def _logits_of_padded(
+        self,
+        input_ids: torch.Tensor,
+        token_type_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> PretrainingLogits:
+        """`logits`, perhaps with more columns than pieces."""
         hidden_states = self.bert(input_ids, token_type_ids, attention_mask)
         return self._heads(hidden_states.flatten(0, 1), positions, hidden_states[:, 0])
 
     def _logits_of_rows(self, batch: PackedBatch) -> PretrainingLogits:
-        """The logits of rows that lie end to end."""
+        """The logits of rows that lie end to end, perhaps with more columns than pieces."""
         rows = Rows(batch.cu_seqlens, batch.max_seqlen)
         hidden_states = self.bert.encode_rows(
             batch.input_ids, batch.token_type_ids, batch.position_ids, rows

@@ -50,7 +50,7 @@ def check_init_from(config: RunConfig, data: Path, manifest: Manifest) -> None:
     if differing:
         raise ConfigError(
             f"init_from {folder} is another model than the recipe's: {'; '.join(differing)}. Set "
-            "model.* to the folder's values"
+            "model.* to the folder's values; bert-ds import-hf writes such a recipe"
         )
     vocabulary = folder / VOCABULARY_NAME
     if not vocabulary.is_file():
