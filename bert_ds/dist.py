@@ -83,6 +83,12 @@ class Communicator:
         torch_dist.all_reduce(tensor, group=self._cpu_group)
         return [int(value) for value in tensor]
 
+    def max_number(self, value: int) -> int:
+        """Largest of a host integer over all ranks; waits for all of them."""
+        tensor = torch.tensor(value, dtype=torch.int64)
+        torch_dist.all_reduce(tensor, torch_dist.ReduceOp.MAX, group=self._cpu_group)
+        return int(tensor)
+
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a device tensor over all ranks, in place; does not wait for the device."""
         torch_dist.all_reduce(tensor)

@@ -31,8 +31,8 @@ _SCALER_KEYS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 class TrainEngine:
     """One phase's DeepSpeed engine.
 
-    A caller computes each micro batch with `micro_step`, as many as the accumulation asks for; the
-    last of them applies the update.
+    A caller computes each micro batch with `micro_step`, at most as many as the accumulation asks
+    for; the last of them applies the update.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class TrainEngine:
             self._watch = OverflowWatch(model, max_skipped_in_a_row, lowest_scale)
 
     def micro_step(
-        self, batch: Batch, num_predictions: int, num_pair_labels: int
+        self, batch: Batch, num_predictions: int, num_pair_labels: int, *, is_last: bool
     ) -> PretrainingOutput:
         """Forward and backward of one micro batch; after the last one of an update, the update.
 
@@ -78,6 +78,7 @@ class TrainEngine:
             batch: the micro batch, on the engine's device.
             num_predictions: masked positions of the whole update, all ranks.
             num_pair_labels: rows of the whole update that have a pair label, all ranks.
+            is_last: whether it is the update's last; all ranks say the same.
 
         Returns:
             The micro batch's sums, detached, still on the device.
@@ -88,21 +89,22 @@ class TrainEngine:
         """
         if self._watch is not None and self.loss_scale is not None:
             self._watch.before_backward(self.loss_scale)
+        self._engine.set_gradient_accumulation_boundary(is_last)
         output: PretrainingOutput = self._engine(batch)
         loss = output.mlm_loss_sum / max(num_predictions, 1)
         loss = loss + output.nsp_loss_sum / max(num_pair_labels, 1)
         self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
-        self._step()
+        self._step(is_last)
         return PretrainingOutput(*(value.detach() for value in output))
 
-    def _step(self) -> None:
+    def _step(self, is_last: bool) -> None:
         try:
             self._engine.step()
         except Exception as err:  # DeepSpeed 0.19.8 has no class of its own for it
             if "loss scale already at minimum" not in str(err):
                 raise
             raise self._overflow_error("at the lowest loss scale (fp16.min_loss_scale)") from err
-        if self._watch is not None and self._engine.is_gradient_accumulation_boundary():
+        if self._watch is not None and is_last:
             if self._watch.after_update(was_applied=self.was_update_applied):
                 raise self._overflow_error("in as many updates as max_skipped_in_a_row allows")
 

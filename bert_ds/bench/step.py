@@ -31,12 +31,14 @@ from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.data.collate import lay_out
 from bert_ds.data.gather import cut_rows
+from bert_ds.data.layout import micro_batches
 from bert_ds.data.rows import RowStream, StreamSpec
 from bert_ds.dist import init_process_group, shutdown
 from bert_ds.engine import TrainEngine, check_precision
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.metrics.flops import pretraining_flops
 from bert_ds.model import BertForPreTraining, PretrainingOutput
+from bert_ds.model.execution import check_execution, prepare_process
 from bert_ds.optim import build_lamb, lamb_config, param_groups
 from bert_ds.train import setup
 from bert_ds.world import World
@@ -194,6 +196,8 @@ def bench_step(
     """
     job = _job(config, data, options, world)
     check_precision(job.phase)
+    check_execution(config.execution, device)
+    prepare_process(config.execution)
     names = (OURS, THEIRS) if options.compare else (OURS,)
     if options.compare:
         _transformers()
@@ -303,8 +307,8 @@ def _model(name: str, job: _Job, device: torch.device) -> nn.Module:
 
 def _batches(name: str, job: _Job, device: torch.device) -> list[Batch]:
     layout = job.config.execution.batch_layout if name == OURS else "padded"
-    parts = cut_rows(job.rows, job.plan.micro_batch_size)
-    return [lay_out(part, layout).to(device) for part in parts]
+    size, longest = job.plan.micro_batch_size, job.phase.sequence_length
+    return [batch.to(device) for batch in micro_batches(job.rows, layout, size, longest)]
 
 
 def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
@@ -327,8 +331,8 @@ def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
 
     def update() -> float:
         started = time.perf_counter()
-        for batch in batches:
-            engine.micro_step(batch, predictions, labels)
+        for number, batch in enumerate(batches, start=1):
+            engine.micro_step(batch, predictions, labels, is_last=number == len(batches))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
@@ -340,7 +344,9 @@ def _agreement(job: _Job, device: torch.device) -> Agreement:
     """Losses and gradients of the first micro batch at the initial weights, without dropout."""
     results = []
     for name in (OURS, THEIRS):
-        model, batch = _model(name, job, device).eval(), _batches(name, job, device)[0]
+        model = _model(name, job, device).eval()
+        layout = job.config.execution.batch_layout if name == OURS else "padded"
+        batch = lay_out(cut_rows(job.rows, job.plan.micro_batch_size)[0], layout).to(device)
         output = model(batch)
         if name == OURS:
             loss = output.mlm_loss_sum / len(batch.masked_lm_ids)
@@ -366,6 +372,7 @@ def _agreement(job: _Job, device: torch.device) -> Agreement:
 
 def _peak_mib(name: str, job: _Job, device: torch.device) -> float:
     """What training takes of memory at most; runs in a process of its own."""
+    prepare_process(job.config.execution)
     init_process_group(job.world, device)
     before = _resident_mib()
     turn = _turn(name, job, device)

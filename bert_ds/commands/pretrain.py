@@ -17,6 +17,7 @@ from bert_ds.config.recipe import RunConfig
 from bert_ds.dist import Communicator, init_process_group, shutdown
 from bert_ds.engine import check_precision
 from bert_ds.errors import StopRequested, TrainingError
+from bert_ds.model.execution import check_execution, prepare_process
 from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, scaled
 from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
@@ -69,6 +70,8 @@ def _prepare(
     device = setup.select_device(world)
     for phase in config.phases:
         check_precision(phase)
+    check_execution(config.execution, device)
+    prepare_process(config.execution)
     init_process_group(world, device)
     comm = Communicator(world, device)
     folder = RunFolder(arguments.output_dir)

@@ -114,9 +114,18 @@ def check_phase(phase: PhaseConfig) -> None:
 
 
 def check_run(config: RunConfig) -> None:
-    """`check_phase` for every phase of a run."""
+    """`check_phase` for every phase of a run, and what does not go with how it is computed.
+
+    Raises:
+        ConfigError: as `check_phase`; or layers are to be compiled under ZeRO stage 3.
+    """
     for phase in config.phases:
         check_phase(phase)
+        if config.execution.compile and zero_stage_of(phase.deepspeed, phase.name) == 3:
+            raise ConfigError(
+                f"{phase.name}: execution.compile does not go with ZeRO stage 3, whose parameters "
+                "come and go within a layer; leave it out or take stage 2"
+            )
 
 
 def deepspeed_config(phase: PhaseConfig, batch: BatchPlan) -> dict[str, Any]:

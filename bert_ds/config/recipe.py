@@ -73,19 +73,38 @@ class DataConfig(FrozenConfig):
     datasets on slow file systems. null reads them where they are."""
 
 
-BatchLayout = Literal["unpadded", "padded"]
-"""How the rows of a micro batch lie: end to end, or each padded to the longest."""
+BatchLayout = Literal["unpadded", "packed", "padded"]
+"""How the rows of a micro batch lie: end to end; the same, as many as there is room for; or each
+padded to the longest."""
 
 
 class ExecutionConfig(FrozenConfig):
-    """How a step is computed. Changes speed and memory; results differ by rounding alone."""
+    """How a step is computed. Changes speed and memory; without dropout, results differ by rounding
+    alone. With it, `batch_layout` and `compile` may drop other elements."""
 
     batch_layout: BatchLayout = "unpadded"
-    """`unpadded` does no work on padding; `padded` is the plain reference."""
+    """`unpadded` does no work on padding. `packed` does neither, and fills every micro batch to
+    train_micro_batch_size_per_gpu x sequence_length tokens: fewer of them where rows are short, all
+    of one shape, in the memory of full rows. `padded` is the plain reference."""
     recompute_every: int = Field(default=0, ge=0)
     """Layers whose activations are computed again in the backward pass, as one piece, from what
     went into the first of them (activation checkpointing, Chen et al. 2016, arXiv:1604.06174); 0
     keeps all activations. Less memory for up to a third more work."""
+    compile: bool = False
+    """Whether layers are compiled (torch.compile), which fuses bias, GELU, dropout, residual and
+    LayerNorm; the first updates take minutes. For GPUs: on CPUs it gains nothing."""
+    layer_norm: Literal["torch", "apex"] = "torch"
+    """Whose LayerNorm: torch's, or NVIDIA apex's FusedLayerNorm where that is installed. `bert-ds
+    bench step` says which is faster on a GPU."""
+    deterministic: bool = False
+    """Whether a GPU must give the same bits every time, which some of torch's operations do only
+    when asked, more slowly. CPUs always do."""
+
+    @model_validator(mode="after")
+    def _compiled_layers_have_torchs_layer_norm(self) -> ExecutionConfig:
+        if self.compile and self.layer_norm != "torch":
+            raise ValueError("compile fuses torch's LayerNorm itself; leave layer_norm out with it")
+        return self
 
 
 class RunConfig(FrozenConfig):

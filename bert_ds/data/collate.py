@@ -22,8 +22,8 @@ _Int64Array = npt.NDArray[np.int64]
 
 
 def lay_out(block: Block, layout: BatchLayout) -> Batch:
-    """The rows of a block as `layout` says; at least 1."""
-    return pack(block) if layout == "unpadded" else collate(block)
+    """The rows of a block, at least 1, as one micro batch; packed ones are not filled up."""
+    return collate(block) if layout == "padded" else pack(block)
 
 
 def collate(block: Block) -> PretrainingBatch:
@@ -52,29 +52,40 @@ def collate(block: Block) -> PretrainingBatch:
     )
 
 
-def pack(block: Block) -> PackedBatch:
+def pack(block: Block, num_tokens: int | None = None, longest: int | None = None) -> PackedBatch:
     """Lay the rows of a block end to end.
 
     Args:
-        block: B rows, at least 1.
+        block: B rows, at least 1 where it is not filled up.
+        num_tokens: tokens to fill it up to, with rows of padding that no loss looks at; None for
+            as many as there are.
+        longest: tokens of the longest row that there may be; None for the longest that there is.
 
     Returns:
         Tensors on the CPU, shapes as documented in `PackedBatch`.
     """
     starts = starts_of(block.length)
-    input_ids = np.empty(len(block.tokens), np.int64)
-    token_type_ids = np.empty(len(block.tokens), np.int64)
-    position_ids = np.empty(len(block.tokens), np.int64)
-    _lay(block.tokens, starts, block.segment_a_length, input_ids, token_type_ids, position_ids)
+    longest = int(block.length.max()) if longest is None else longest
+    num_tokens = len(block.tokens) if num_tokens is None else num_tokens
+    ends_of_fill = np.arange(len(block.tokens), num_tokens, longest, dtype=np.int64)[1:]
+    if len(block.tokens) < num_tokens:
+        ends_of_fill = np.append(ends_of_fill, num_tokens)
+    cu_seqlens = np.concatenate([starts, ends_of_fill])
+    input_ids = np.zeros(num_tokens, np.int64)
+    token_type_ids = np.zeros(num_tokens, np.int64)
+    position_ids = np.empty(num_tokens, np.int64)
+    _lay(block.tokens, starts, block.segment_a_length, input_ids, token_type_ids)
+    _count(cu_seqlens, position_ids)
+    labels = np.append(_labels(block), np.full(len(ends_of_fill), NO_PAIR_LABEL, np.int64))
     return PackedBatch(
         input_ids=torch.from_numpy(input_ids),
         token_type_ids=torch.from_numpy(token_type_ids),
         position_ids=torch.from_numpy(position_ids),
-        cu_seqlens=torch.from_numpy(starts.astype(np.int32)),
-        max_seqlen=int(block.length.max()),
+        cu_seqlens=torch.from_numpy(cu_seqlens.astype(np.int32)),
+        max_seqlen=longest,
         masked_lm_positions=torch.from_numpy(_flat_positions(block, starts[:-1])),
         masked_lm_ids=torch.from_numpy(block.masked_lm_ids.astype(np.int64)),
-        next_sentence_label=torch.from_numpy(_labels(block)),
+        next_sentence_label=torch.from_numpy(labels),
     )
 
 
@@ -120,14 +131,17 @@ def _lay(
     segment_a_length: UnsignedArray,
     input_ids: _Int64Array,
     token_type_ids: _Int64Array,
-    position_ids: _Int64Array,
 ) -> None:
-    """Fills the last three, all [T]."""
-    input_ids[:] = tokens
+    """Fills the beginning of the last two, [T] or longer, which hold zeros."""
+    input_ids[: len(tokens)] = tokens
     for row in range(len(segment_a_length)):
-        start, stop = starts[row], starts[row + 1]
-        begin_of_b = start + np.int64(segment_a_length[row])
-        token_type_ids[start:begin_of_b] = 0
-        token_type_ids[begin_of_b:stop] = 1
-        for place in range(start, stop):
-            position_ids[place] = place - start
+        begin_of_b = starts[row] + np.int64(segment_a_length[row])
+        token_type_ids[begin_of_b : starts[row + 1]] = 1
+
+
+@compiled
+def _count(starts: IntArray, position_ids: _Int64Array) -> None:
+    """Fills the last, [T], with the place of each token in its row."""
+    for row in range(len(starts) - 1):
+        for place in range(starts[row], starts[row + 1]):
+            position_ids[place] = place - starts[row]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from bert_ds.batch import Batch
 from bert_ds.config.recipe import BatchLayout
-from bert_ds.data.collate import lay_out
-from bert_ds.data.gather import cut_rows
+from bert_ds.data.layout import empty_micro_batch, micro_batches
 from bert_ds.data.processes import ReaderProcesses
 from bert_ds.data.rows import RowStream, StreamSpec, UpdateRows
 
@@ -27,11 +26,14 @@ class RankUpdate:
 
     Attributes:
         position: stream position of the update's first row, all ranks.
-        micro_batches: the rank's rows, `gradient_accumulation_steps` of them.
-        micro_positions: stream position of the first row of each micro batch.
+        micro_batches: the rank's rows, in `gradient_accumulation_steps` micro batches or, packed,
+            in at most as many.
+        micro_positions: a stream position for each of `gradient_accumulation_steps` micro batches,
+            no two alike over all ranks and updates: that of its first row, as rows are cut.
         num_predictions: masked positions in the rank's rows.
         num_pair_labels: rows of the rank that have a next-sentence (or sentence-order) label.
         num_tokens: real tokens in the rank's rows.
+        empty: packed, a micro batch without a row, for when another rank has more micro batches.
     """
 
     position: int
@@ -40,6 +42,7 @@ class RankUpdate:
     num_predictions: int
     num_pair_labels: int
     num_tokens: int
+    empty: Batch | None = None
 
 
 class TrainStream:
@@ -95,14 +98,18 @@ class TrainStream:
     def _collated(self, update: UpdateRows) -> RankUpdate:
         rows, batch = update.rows, self._spec.batch
         first = update.position + self._spec.rank * batch.sequences_per_rank
-        size = batch.micro_batch_size
+        size, longest = batch.micro_batch_size, self._spec.manifest.sequence_length
+        empty = None
+        if self._layout == "packed" and self._spec.batch.world_size > 1:
+            empty = empty_micro_batch(rows, size, longest)
         return RankUpdate(
             position=update.position,
-            micro_batches=tuple(lay_out(part, self._layout) for part in cut_rows(rows, size)),
+            micro_batches=micro_batches(rows, self._layout, size, longest),
             micro_positions=tuple(range(first, first + batch.sequences_per_rank, size)),
             num_predictions=len(rows.masked_lm_ids),
             num_pair_labels=0 if rows.pair_label is None else len(rows),
             num_tokens=len(rows.tokens),
+            empty=empty,
         )
 
 

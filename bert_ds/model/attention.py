@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.dropout import Dropout
+from bert_ds.model.layer_norm import LayerNorm
 from bert_ds.model.row_attention import Rows, attend
 
 
@@ -64,7 +65,7 @@ class ResidualOutput(nn.Module):
     def __init__(self, config: ModelConfig, in_features: int) -> None:
         super().__init__()
         self.dense = nn.Linear(in_features, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = LayerNorm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.is_pre = config.layer_norm_position == "pre"
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.dropout import Dropout
+from bert_ds.model.layer_norm import LayerNorm
 
 
 class BertEmbeddings(nn.Module):
@@ -24,7 +25,7 @@ class BertEmbeddings(nn.Module):
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = LayerNorm(config)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(

@@ -15,6 +15,7 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.errors import DataError
 from bert_ds.model.attention import BertAttention, ResidualOutput
 from bert_ds.model.embeddings import BertEmbeddings
+from bert_ds.model.layer_norm import LayerNorm
 from bert_ds.model.row_attention import Rows
 
 
@@ -66,9 +67,9 @@ class BertEncoder(nn.Module):
         super().__init__()
         self.recompute_every = 0
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
-        self.LayerNorm: nn.LayerNorm | None = None
+        self.LayerNorm: LayerNorm | None = None
         if config.layer_norm_position == "pre":
-            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+            self.LayerNorm = LayerNorm(config)
 
     def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
         """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""

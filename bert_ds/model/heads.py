@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.encoder import activation
+from bert_ds.model.layer_norm import LayerNorm
 
 
 class BertPredictionTransform(nn.Module):
@@ -20,7 +21,7 @@ class BertPredictionTransform(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.activation = activation(config)
-        self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.LayerNorm = LayerNorm(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[P, H] to [P, H]."""

@@ -57,7 +57,10 @@ def attend(
     flash = _flash_attention() if query.dtype in _HALF else None
     if flash is not None:
         ends, longest = rows.cu_seqlens, rows.max_seqlen
-        flashed: torch.Tensor = flash(query, key, value, ends, ends, longest, longest, dropout_p=p)
+        flashed: torch.Tensor = flash(
+            query, key, value, ends, ends, longest, longest, dropout_p=p,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
         return flashed
     return nested_attend(query, key, value, rows, p)
 

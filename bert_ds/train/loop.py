@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -29,7 +29,7 @@ class Engine(Protocol):
     """What the loop needs of an engine."""
 
     def micro_step(
-        self, batch: Batch, num_predictions: int, num_pair_labels: int
+        self, batch: Batch, num_predictions: int, num_pair_labels: int, *, is_last: bool
     ) -> PretrainingOutput: ...
 
     def set_learning_rate(self, learning_rate: float) -> None: ...
@@ -75,6 +75,7 @@ def train(
     *,
     learning_rate_at: Callable[[int], float],
     sum_over_ranks: Callable[[list[int]], list[int]],
+    max_over_ranks: Callable[[int], int],
     stop_requested: Callable[[], bool],
     save: Callable[[], None],
 ) -> bool:
@@ -88,6 +89,8 @@ def train(
         meter: takes a record of each update.
         learning_rate_at: of the update after so many applied ones.
         sum_over_ranks: element-wise sum of host integers; all ranks call it once an update.
+        max_over_ranks: largest of a host integer; all ranks call it once an update whose micro
+            batches are packed, since their number differs from rank to rank.
         stop_requested: whether this rank was asked to stop.
         save: writes a checkpoint of the present state; all ranks call it together.
 
@@ -107,6 +110,8 @@ def train(
         num_predictions, num_pair_labels, num_tokens = counts
         if num_stops:
             break
+        if update.empty is not None:
+            update = _with_micro_batches(update, max_over_ranks(len(update.micro_batches)))
         learning_rate = learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
         with _naming_the_update(state.global_step + 1):
@@ -136,6 +141,13 @@ def train(
     if state.global_step > saved_at:
         save()
     return state.global_step >= settings.total_steps
+
+
+def _with_micro_batches(update: RankUpdate, number: int) -> RankUpdate:
+    """The update with empty micro batches up to as many as the rank with the most has."""
+    missing = number - len(update.micro_batches)
+    assert update.empty is not None
+    return replace(update, micro_batches=update.micro_batches + (update.empty,) * missing)
 
 
 def _told_by(engine: Engine) -> dict[str, Any]:
@@ -170,10 +182,14 @@ def compute_update(
         This rank's sums over the update: float64 [4], in the order of `PretrainingOutput`.
     """
     sums = []
-    for micro_batch, position in zip(update.micro_batches, update.micro_positions, strict=True):
-        seed_dropout(*settings.dropout_key, position)
+    last = len(update.micro_batches) - 1
+    for number, micro_batch in enumerate(update.micro_batches):
+        seed_dropout(*settings.dropout_key, update.micro_positions[number])
         output = engine.micro_step(
-            micro_batch.to(settings.device), num_predictions, num_pair_labels
+            micro_batch.to(settings.device),
+            num_predictions,
+            num_pair_labels,
+            is_last=number == last,
         )
         sums.append(torch.stack([value.double() for value in output]))
     return torch.stack(sums).sum(dim=0)

@@ -171,6 +171,7 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
                 phase.schedule, parts.peak_learning_rate, step, phase.total_steps
             ),
             sum_over_ranks=run.comm.sum_numbers,
+            max_over_ranks=run.comm.max_number,
             stop_requested=lambda: run.stop.is_set,
             save=lambda: _save(run, phase_index, parts, state),
         )

@@ -24,6 +24,7 @@ from bert_ds.data.stream import TrainStream
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.execution import apply_execution
 from bert_ds.optim import build_lamb, lamb_config, param_groups
 from bert_ds.train.initial import check_init_from
 from bert_ds.world import World
@@ -114,9 +115,10 @@ def open_phase_data(
 def build_model(config: RunConfig, device: torch.device) -> BertForPreTraining:
     """A freshly initialised model, the same on every rank."""
     model = BertForPreTraining(config.model)
-    model.bert.encoder.recompute_every = config.execution.recompute_every
     init_weights(model, config.seed)
-    return model.to(device)
+    model.to(device)
+    apply_execution(model, config.execution)
+    return model
 
 
 def build_phase(

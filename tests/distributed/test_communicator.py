@@ -12,7 +12,7 @@ from bert_ds.world import World
 from tests.support.ranks import run_on_ranks
 
 
-def collectives(world: World) -> tuple[list[int], list[bool], str, list[float]]:
+def collectives(world: World) -> tuple[list[int], list[bool], str, list[float], int]:
     comm = Communicator(world, torch.device("cpu"))
     comm.barrier()
     return (
@@ -20,6 +20,7 @@ def collectives(world: World) -> tuple[list[int], list[bool], str, list[float]]:
         [comm.any(world.rank == 2), comm.any(False)],
         comm.broadcast_text(f"from rank {world.rank}" if world.is_main else None),
         comm.sum_tensor(torch.tensor([0.5, float(world.rank)])).tolist(),
+        comm.max_number(7 - world.rank),
     )
 
 
@@ -42,7 +43,7 @@ def failing_together(world: World) -> str:
 
 
 def test_sums_flags_and_texts_are_the_same_on_every_rank(tmp_path: Path) -> None:
-    expected = ([3, 30], [True, False], "from rank 0", [1.5, 3.0])
+    expected = ([3, 30], [True, False], "from rank 0", [1.5, 3.0], 7)
     assert run_on_ranks(3, collectives, tmp_path) == [expected] * 3
 
 

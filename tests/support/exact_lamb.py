@@ -146,9 +146,11 @@ def _train_case(world: World, case: Case) -> Outcome:
         first = world.rank * micro * case.accumulation
         for step in range(NUM_STEPS):
             batch = global_batch(step)
-            for begin in range(first, first + micro * case.accumulation, micro):
+            for number in range(case.accumulation):
+                begin = first + number * micro
                 rows = rows_of(batch, begin, begin + micro)
-                engine.micro_step(rows, NUM_ROWS * PREDICTIONS, NUM_ROWS)
+                is_last = number == case.accumulation - 1
+                engine.micro_step(rows, NUM_ROWS * PREDICTIONS, NUM_ROWS, is_last=is_last)
             norm = engine.grad_norm()
             assert norm is not None
             grad_norms.append(float(norm))

@@ -93,6 +93,26 @@ def test_the_layout_changes_how_rows_lie_and_nothing_else(tmp_path: Path) -> Non
         assert torch.equal(found, other.input_ids.flatten()[other.masked_lm_positions])
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_packed_updates_hold_the_same_rows_and_say_so_to_ranks_with_fewer(
+    tmp_path: Path, world_size: int
+) -> None:
+    make_dataset(tmp_path)
+    for rank in range(world_size):
+        spec = make_stream(tmp_path, rank, world_size, 2, 24)._spec
+        for position in (0, 24, 192):
+            plain = update_at(TrainStream(spec), position)
+            packed = update_at(TrainStream(spec, layout="packed"), position)
+            assert len(packed.micro_batches) < len(plain.micro_batches)
+            found = [row for row in rows_of(packed) if any(row)]
+            assert sorted(found) == sorted(rows_of(plain))
+            assert packed.micro_positions == plain.micro_positions
+            for name in ("num_predictions", "num_pair_labels", "num_tokens", "position"):
+                assert getattr(packed, name) == getattr(plain, name)
+            assert (packed.empty is None) == (world_size == 1)
+            assert plain.empty is None
+
+
 def test_the_stream_goes_on_from_any_position(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     stream = make_stream(tmp_path, 0, 1, 4, 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,14 +31,16 @@ class FakeEngine:
     def __init__(self, skip_every: int = 0, loss: float = 6.0) -> None:
         self.learning_rates: list[float] = []
         self.denominators: list[tuple[int, int]] = []
+        self.last_flags: list[bool] = []
         self.dropout_draws: list[float] = []
         self.was_update_applied = True
         self._skip_every = skip_every
         self._loss = loss
 
     def micro_step(
-        self, batch: PretrainingBatch, num_predictions: int, num_pair_labels: int
+        self, batch: PretrainingBatch, num_predictions: int, num_pair_labels: int, *, is_last: bool
     ) -> PretrainingOutput:
+        self.last_flags.append(is_last)
         self.denominators.append((num_predictions, num_pair_labels))
         self.dropout_draws.append(float(torch.rand(())))
         number = len(self.denominators) // ACCUMULATION
@@ -95,6 +98,7 @@ def run(
     total_steps: int = 6,
     stop_after: int | None = None,
     sum_over_ranks: Any = lambda values: values,
+    max_over_ranks: Any = lambda value: value,
     log_every: int = 4,
     is_paired: bool = True,
 ) -> tuple[bool, list[dict[str, Any]], list[int]]:
@@ -107,6 +111,7 @@ def run(
         Meter("phase1", lambda tensor: tensor, [sink]),
         learning_rate_at=lambda step: 0.1 * (step + 1),
         sum_over_ranks=sum_over_ranks,
+        max_over_ranks=max_over_ranks,
         stop_requested=lambda: stop_after is not None and state.global_step >= stop_after,
         save=lambda: saves.append(state.global_step),
     )
@@ -142,6 +147,46 @@ def test_rows_without_a_pair_label_have_no_nsp_loss_and_no_nsp_accuracy() -> Non
     assert rows[0]["nsp_loss"] is None
     assert rows[0]["nsp_accuracy"] is None
     assert rows[0]["loss"] == rows[0]["mlm_loss"] == pytest.approx(6.0)
+
+
+def test_a_rank_with_fewer_packed_micro_batches_computes_empty_ones() -> None:
+    engine, state = FakeEngine(), TrainState()
+    empty = collate(random_block(MICRO, 16, 64, 99, is_masked=False))
+
+    def updates() -> Iterator[RankUpdate]:
+        for update in make_updates():
+            positions = tuple(range(update.position, update.position + 5))
+            yield replace(update, empty=empty, micro_positions=positions)
+
+    asked = []
+
+    def most(number: int) -> int:
+        asked.append(number)
+        return 5
+
+    sink = Rows()
+    train(
+        engine,
+        updates(),
+        state,
+        LoopSettings(2, BATCH, 2, 4, (42, 0), torch.device("cpu")),
+        Meter("phase1", lambda tensor: tensor, [sink]),
+        learning_rate_at=lambda step: 0.1,
+        sum_over_ranks=lambda values: values,
+        max_over_ranks=most,
+        stop_requested=lambda: False,
+        save=lambda: None,
+    )
+    assert asked == [ACCUMULATION, ACCUMULATION]
+    assert engine.last_flags == [False, False, False, False, True] * 2
+    assert len(set(engine.dropout_draws)) == 10
+    assert sink.rows[0]["mlm_loss"] == pytest.approx(6.0)  # the empty ones add nothing
+
+
+def test_the_last_micro_batch_is_told_and_ranks_ask_nothing_where_all_have_as_many() -> None:
+    engine = FakeEngine()
+    run(engine, TrainState(), total_steps=2, max_over_ranks=lambda _: pytest.fail("not packed"))
+    assert engine.last_flags == [False, True] * 2
 
 
 def test_the_denominators_are_those_of_all_ranks() -> None:
@@ -197,6 +242,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_is_logged() -> None:
             Meter("phase1", lambda tensor: tensor, [sink]),
             learning_rate_at=lambda step: 0.1,
             sum_over_ranks=lambda values: values,
+            max_over_ranks=lambda value: value,
             stop_requested=lambda: False,
             save=lambda: pytest.fail("no checkpoint of a broken state"),
         )
