@@ -182,7 +182,7 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     part.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default 7)")
     part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
     part = parts.add_parser(
-        "step", help="a training step's sequences a second, alone or beside Hugging Face's BERT"
+        "step", help="a training step's sequences a second, alone or beside another one"
     )
     _add_recipe(part)
     part.add_argument(
@@ -190,8 +190,10 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     part.add_argument("--phase", type=int, default=0, metavar="N", help="default 0, the first")
     part.add_argument(
-        "--compare", choices=["hf"], help="hf: transformers' BertForPreTraining beside it"
-    )
+        "--compare", metavar="{hf,execution.KEY=VALUE}",
+        help="what is measured beside it: hf, transformers' BertForPreTraining; or our own under "
+        "another setting, such as execution.batch_layout=packed",
+    )  # fmt: skip
     part.add_argument(
         "--full-rows", action="store_true", help="only rows of the phase's full length"
     )

@@ -1,10 +1,11 @@
-"""`bert-ds bench step`: sequences a second of a training step, alone or beside Hugging Face's BERT.
+"""`bert-ds bench step`: sequences a second of a training step, alone or beside another one.
 
-Both train the same rows of a dataset from the same weights under the same DeepSpeed configuration
-and LAMB. They take turns (A B, B A, A B, ...) in one process, an update a turn, so that a machine
-whose speed drifts favours neither; the ratio is the median of the ratios within a round. Hugging
-Face's model is called as its users call it: padded rows, labels for all positions, its own loss.
-Each one's memory is taken in a process of its own.
+The other one is Hugging Face's BERT, or our own under other `execution` settings. Both train the
+same rows of a dataset from the same weights under the same DeepSpeed configuration and LAMB. They
+take turns (A B, B A, A B, ...) in one process, an update a turn, so that a machine whose speed
+drifts favours neither; the ratio is the median of the ratios within a round. Hugging Face's model
+is called as its users call it: padded rows, labels for all positions, its own loss. Each one's
+memory is taken in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, cast
@@ -28,7 +29,7 @@ from torch import nn
 from bert_ds.batch import Batch, PretrainingBatch
 from bert_ds.config.batch import BatchPlan
 from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
-from bert_ds.config.recipe import PhaseConfig, RunConfig
+from bert_ds.config.recipe import ExecutionConfig, PhaseConfig, RunConfig
 from bert_ds.data.collate import lay_out
 from bert_ds.data.gather import cut_rows
 from bert_ds.data.layout import micro_batches
@@ -63,7 +64,8 @@ class StepOptions:
         accumulation: micro batches an update.
         repeats: rounds that count, after one that does not.
         full_rows: whether only rows of the phase's full length are used.
-        compare: whether Hugging Face's model is measured, too.
+        compare: what is measured, too: "hf", Hugging Face's model; the name of `other`; or None.
+        other: our model under other execution settings.
     """
 
     phase_index: int
@@ -71,7 +73,8 @@ class StepOptions:
     accumulation: int
     repeats: int
     full_rows: bool
-    compare: bool
+    compare: str | None
+    other: ExecutionConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Measurement:
     """One model's step.
 
     Attributes:
-        name: `OURS` or `THEIRS`.
+        name: `OURS`, `THEIRS`, or the settings that are compared.
         update_s: median seconds of an update.
         sequences_per_s: rows by that time.
         tflop_per_s: 10^12 model FLOPs a second on real tokens, as our model needs them.
@@ -96,7 +99,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the two models are apart at the same weights, without dropout.
+    """How far the two are apart at the same weights, without dropout.
 
     Attributes:
         our_loss, their_loss: MLM + next sentence, nats, of one micro batch.
@@ -196,23 +199,28 @@ def bench_step(
     """
     job = _job(config, data, options, world)
     check_precision(job.phase)
-    check_execution(config.execution, device)
-    prepare_process(config.execution)
-    names = (OURS, THEIRS) if options.compare else (OURS,)
-    if options.compare:
+    jobs = {OURS: job}
+    if options.compare == "hf":
+        jobs[THEIRS] = job
         _transformers()
         if config.model.layer_norm_position != "post":
             raise ConfigError(
                 "--compare hf: Hugging Face's BERT has no model.layer_norm_position "
                 f"'{config.model.layer_norm_position}'; leave --compare out"
             )
-    peaks = [_in_a_process(_peak_mib, name, job, device) for name in names]
-    agreement = _agreement(job, device) if options.compare else None
+    elif options.compare is not None and options.other is not None:
+        other = job.config.model_copy(update={"execution": options.other})
+        jobs[options.compare] = replace(job, config=other)
+        check_execution(options.other, device)
+    check_execution(config.execution, device)
+    prepare_process(config.execution)
+    peaks = [_in_a_process(_peak_mib, name, each, device) for name, each in jobs.items()]
+    agreement = _agreement(jobs, device) if options.compare else None
     init_process_group(world, device)
-    turns = [_turn(name, job, device) for name in names]
-    times: list[list[float]] = [[] for _ in names]
+    turns = [_turn(name, each, device) for name, each in jobs.items()]
+    times: list[list[float]] = [[] for _ in jobs]
     for number in range(options.repeats + 1):
-        order = list(range(len(names)))
+        order = list(range(len(jobs)))
         for index in order if number % 2 else reversed(order):
             seconds = turns[index]()
             if number:
@@ -220,7 +228,7 @@ def bench_step(
     shutdown()
     num_rows, flops = len(job.rows), _flops(job)
     measurements = []
-    for name, taken, peak in zip(names, times, peaks, strict=True):
+    for name, taken, peak in zip(jobs, times, peaks, strict=True):
         median = statistics.median(taken)
         rates = (num_rows / median, flops / median / 1e12)
         measurements.append(Measurement(name, median, *rates, peak))
@@ -265,7 +273,7 @@ def _job(config: RunConfig, data: Path, options: StepOptions, world: World) -> _
     phases[options.phase_index] = phase.model_copy(update={"deepspeed": deepspeed})
     config = config.model_copy(update={"phases": tuple(phases)})
     (opened,) = setup.open_phase_data(config, data, [phases[options.phase_index]])
-    if options.compare and not opened.manifest.pair_label_name:
+    if options.compare == "hf" and not opened.manifest.pair_label_name:
         raise DataError(
             f"dataset {opened.folder} has no pair labels (--pairs none), which Hugging Face's loss "
             "needs; leave --compare out or prepare it with pairs"
@@ -300,13 +308,13 @@ def _rows(spec: StreamSpec, plan: BatchPlan, phase: PhaseConfig, full_rows: bool
 
 def _model(name: str, job: _Job, device: torch.device) -> nn.Module:
     model = setup.build_model(job.config, device)
-    if name == OURS:
+    if name != THEIRS:
         return model
     return _HuggingFace(model, job.plan.gradient_accumulation_steps).to(device).train()
 
 
 def _batches(name: str, job: _Job, device: torch.device) -> list[Batch]:
-    layout = job.config.execution.batch_layout if name == OURS else "padded"
+    layout = job.config.execution.batch_layout if name != THEIRS else "padded"
     size, longest = job.plan.micro_batch_size, job.phase.sequence_length
     return [batch.to(device) for batch in micro_batches(job.rows, layout, size, longest)]
 
@@ -327,7 +335,7 @@ def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
     )
     engine.set_learning_rate(_LEARNING_RATE)
     # Hugging Face's loss is a mean already
-    predictions, labels = (len(job.rows.masked_lm_ids), len(job.rows)) if name == OURS else (1, 1)
+    predictions, labels = (len(job.rows.masked_lm_ids), len(job.rows)) if name != THEIRS else (1, 1)
 
     def update() -> float:
         started = time.perf_counter()
@@ -340,15 +348,15 @@ def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
     return update
 
 
-def _agreement(job: _Job, device: torch.device) -> Agreement:
+def _agreement(jobs: dict[str, _Job], device: torch.device) -> Agreement:
     """Losses and gradients of the first micro batch at the initial weights, without dropout."""
     results = []
-    for name in (OURS, THEIRS):
+    for name, job in jobs.items():
         model = _model(name, job, device).eval()
-        layout = job.config.execution.batch_layout if name == OURS else "padded"
+        layout = job.config.execution.batch_layout if name != THEIRS else "padded"
         batch = lay_out(cut_rows(job.rows, job.plan.micro_batch_size)[0], layout).to(device)
         output = model(batch)
-        if name == OURS:
+        if name != THEIRS:
             loss = output.mlm_loss_sum / len(batch.masked_lm_ids)
             loss = loss + output.nsp_loss_sum / len(batch.next_sentence_label)
         else:
@@ -420,6 +428,7 @@ def _transformers() -> Any:
 def as_text(bench: StepBench) -> str:
     """A table for people."""
     micro = f"{bench.micro_batch_size} rows"
+    width = max(24, *(len(each.name) + 2 for each in bench.measurements))
     lines = [
         f"{bench.recipe}, {bench.phase}: rows of {bench.sequence_length}, "
         f"{bench.real_tokens_share:.1%} of it real tokens; {bench.accumulation} micro batches of "
@@ -427,12 +436,12 @@ def as_text(bench: StepBench) -> str:
         f"{', '.join(f'{key} {value}' for key, value in bench.execution.items())}; medians of "
         f"{bench.repeats} rounds",
         "",
-        f"{'':24}{'s/update':>10}{'sequences/s':>14}{'TFLOP/s':>10}{'peak MiB':>10}",
+        f"{'':{width}}{'s/update':>10}{'sequences/s':>14}{'TFLOP/s':>10}{'peak MiB':>10}",
     ]
     for each in bench.measurements:
-        name = each.name if each.name == OURS else f"{each.name} {metadata.version(THEIRS)}"
+        name = f"{each.name} {metadata.version(THEIRS)}" if each.name == THEIRS else each.name
         lines.append(
-            f"{name:24}{each.update_s:10.3f}{each.sequences_per_s:14.1f}{each.tflop_per_s:10.3f}"
+            f"{name:{width}}{each.update_s:10.3f}{each.sequences_per_s:14.1f}{each.tflop_per_s:10.3f}"
             f"{each.peak_mib:10.0f}"
         )
     if bench.agreement is not None:

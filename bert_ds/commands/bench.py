@@ -12,7 +12,7 @@ import torch
 from bert_ds.bench import data, exactness, exactness_plot, optimizer, step
 from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
-from bert_ds.config.recipe import RunConfig
+from bert_ds.config.recipe import ExecutionConfig, RunConfig
 from bert_ds.errors import ConfigError
 from bert_ds.train.setup import select_device
 from bert_ds.world import World
@@ -73,12 +73,34 @@ def _run_step(arguments: argparse.Namespace, config: RunConfig, world: World) ->
         accumulation=arguments.accumulation,
         repeats=arguments.repeats,
         full_rows=arguments.full_rows,
-        compare=arguments.compare == "hf",
+        compare=arguments.compare,
+        other=_other(arguments, config),
     )
     device = _device(arguments, world)
     measured = step.bench_step(config, arguments.data, options, world, device)
     print(step.as_text(measured))
     _write_json(arguments, measured.as_dict())
+
+
+def _other(arguments: argparse.Namespace, config: RunConfig) -> ExecutionConfig | None:
+    """Our settings with the change that `--compare` names; None where it names none."""
+    if arguments.compare in (None, "hf"):
+        return None
+    if not arguments.compare.startswith("execution."):
+        raise ConfigError(
+            f"--compare must be hf or a setting of execution, such as "
+            f"execution.batch_layout=packed; it is '{arguments.compare}'"
+        )
+    other = load_run_config(arguments.recipe, [*arguments.set, arguments.compare])
+    check_run(other)
+    if other.execution == config.execution:
+        raise ConfigError(f"--compare {arguments.compare}: the recipe has that setting already")
+    if other.execution.deterministic != config.execution.deterministic:
+        raise ConfigError(
+            f"--compare {arguments.compare}: it holds for the whole process, which both share; "
+            "measure it with --set, once without and once with it"
+        )
+    return other.execution
 
 
 def _device(arguments: argparse.Namespace, world: World) -> torch.device:

@@ -139,6 +139,40 @@ def test_step_trains_ours_and_hugging_faces_on_the_same_rows(place: Path) -> Non
     assert f"bert_ds is {found['ratio']:.2f} times as fast" in done.stdout
 
 
+def test_step_compares_our_own_model_under_another_setting(place: Path) -> None:
+    done = run(
+        "bert-ds", "bench", "step", "--recipe", place / "recipe", "--data", place / "data",
+        "--compare", "execution.batch_layout=packed", "--micro-batch-size", "4", "--repeats", "2",
+        "--accumulation", "3", "--threads", "1", "--json", place / "c.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((place / "c.json").read_text())
+    names = [each["name"] for each in found["measurements"]]
+    assert names == ["bert_ds", "execution.batch_layout=packed"]
+    assert found["execution"]["batch_layout"] == "unpadded"
+    assert found["ratio"] > 0
+    assert found["agreement"]["gradient_difference"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("compare", "message"),
+    [
+        ("packed", "--compare must be hf or a setting of execution, such as"),
+        ("execution.batch_layout=unpadded", "the recipe has that setting already"),
+        ("execution.batch_layout=rags", "'execution.batch_layout': Input should be 'unpadded'"),
+        ("execution.deterministic=true", "measure it with --set, once without and once with it"),
+        ("execution.layer_norm=apex", "execution.layer_norm is 'apex', which has kernels for GPUs"),
+    ],
+)
+def test_step_refuses_what_it_cannot_compare(place: Path, compare: str, message: str) -> None:
+    done = run(
+        "bert-ds", "bench", "step", "--recipe", place / "recipe", "--data", place / "data",
+        "--compare", compare,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
 def test_step_alone_measures_full_rows_or_says_that_there_are_too_few(place: Path) -> None:
     command = [
         "bert-ds", "bench", "step", "--recipe", place / "recipe", "--data", place / "data",

@@ -10,7 +10,7 @@ import torch
 
 from tests.support.commands import run
 from tests.support.datasets import make_dataset
-from tests.support.recipes import write_recipe
+from tests.support.recipes import tiny_recipe, write_recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,21 +25,53 @@ def losses(run_folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
-def pretrain(place: Path, output: Path, accelerator: str) -> None:
+def pretrain(place: Path, output: Path, accelerator: str, *settings: str) -> None:
     done = run(
         "bert-ds", "pretrain", "--recipe", place / "recipe", "--data", place / "data",
-        "--output-dir", output, "--set", *NO_DROPOUT, env={"DS_ACCELERATOR": accelerator},
+        "--output-dir", output, *(["--set", *settings] if settings else []),
+        env={"DS_ACCELERATOR": accelerator},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 
 
-def test_a_gpu_gives_the_losses_of_the_cpu(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe, its data, and a run of it on the CPU."""
+    folder = tmp_path_factory.mktemp("gpu")
+    recipe = tiny_recipe()
+    recipe["model"]["vocab_size"] = 61  # 64 inside
+    write_recipe(folder / "recipe", recipe)
     for length in (32, 64):
-        make_dataset(tmp_path / "data" / f"seq{length}", sequence_length=length)
-    write_recipe(tmp_path / "recipe")
-    pretrain(tmp_path, tmp_path / "cpu", "cpu")
-    pretrain(tmp_path, tmp_path / "gpu", "cuda")
+        make_dataset(folder / "data" / f"seq{length}", sequence_length=length, vocab_size=61)
+    pretrain(folder, folder / "cpu", "cpu", *NO_DROPOUT)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["execution.batch_layout=padded"],
+        ["execution.batch_layout=packed"],
+        ["execution.compile=true"],
+        ["execution.compile=true", "execution.batch_layout=packed", "execution.recompute_every=1"],
+        ["execution.deterministic=true", "deepspeed.zero_optimization.stage=2"],
+    ],
+    ids=lambda settings: "-".join(text.rpartition(".")[2] for text in settings) or "default",
+)
+def test_a_gpu_gives_the_losses_of_the_cpu(
+    place: Path, settings: list[str], tmp_path: Path
+) -> None:
+    pretrain(place, tmp_path / "gpu", "cuda", *NO_DROPOUT, *settings)
     # float32 matrix products of a GPU differ in order, not in precision (TF32 is off by default)
-    assert losses(tmp_path / "gpu") == pytest.approx(losses(tmp_path / "cpu"), rel=1e-4)
+    assert losses(tmp_path / "gpu") == pytest.approx(losses(place / "cpu"), rel=1e-4)
     export = run("bert-ds", "export-hf", "--run", tmp_path / "gpu", "--output-dir", tmp_path / "hf")
     assert export.returncode == 0, export.stderr
+
+
+def test_a_deterministic_run_with_dropout_repeats_bit_for_bit(place: Path, tmp_path: Path) -> None:
+    settings = ["execution.deterministic=true", "deepspeed.zero_optimization.stage=1"]
+    settings += ['deepspeed.fp16={"enabled": true, "initial_scale_power": 12}']
+    for name in ("one", "other"):
+        pretrain(place, tmp_path / name, "cuda", *settings)
+    assert losses(tmp_path / "one") == losses(tmp_path / "other")
