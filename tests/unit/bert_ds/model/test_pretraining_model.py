@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from bert_ds.batch import PretrainingBatch
+from bert_ds.config.loading import load_run_config
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import DataError
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.model.dropout import Dropout
+from bert_ds.plan import num_parameters
 
 # float32, 3 layers, values near 1: the two sum in a different order, about 1e-6 apart.
 LOGIT_TOLERANCE = 1e-5
@@ -52,6 +56,23 @@ def test_parameter_names_and_shapes_are_hugging_faces(tiny_model: BertForPreTrai
     theirs = {name: t.shape for name, t in twin.state_dict().items() if name not in TIED}
     ours = {name: t.shape for name, t in tiny_model.state_dict().items()}
     assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_published"), [("bert-base", 110_106_428), ("bert-large", 336_226_108)]
+)
+def test_the_published_shapes_have_hugging_faces_names_shapes_and_size(
+    recipe: str, num_published: int
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = load_run_config(Path(__file__).parents[4] / "ds_configs" / recipe).model
+    with torch.device("meta"):
+        model = BertForPreTraining(config)
+        fields = config.model_dump(exclude={"layer_norm_position"})
+        twin = transformers.BertForPreTraining(transformers.BertConfig(**fields))
+    theirs = {name: t.shape for name, t in twin.state_dict().items() if name not in TIED}
+    assert {name: t.shape for name, t in model.state_dict().items()} == theirs
+    assert sum(p.numel() for p in model.parameters()) == num_published == num_parameters(config)
 
 
 @pytest.mark.parametrize("hidden_act", ["gelu", "gelu_tanh"])
