@@ -11,6 +11,7 @@ which the next save removes.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -97,12 +98,14 @@ def save_checkpoint(
     state: CheckpointState,
     weights: dict[str, torch.Tensor],
     optimizer: dict[str, torch.Tensor],
+    *,
+    is_best: bool = False,
 ) -> Path:
-    """Write a checkpoint below `folder` and point `latest` at it.
+    """Write a checkpoint below `folder` and point `latest` at it, and `best` where it is that.
 
     Raises:
-        CheckpointError: it could not be written, for example because the disk is full; what was
-            there before is untouched.
+        CheckpointError: it could not be written, for example because there is no room for it; what
+            was there before is untouched.
     """
     final = folder / state.folder_name
     temporary = folder / (state.folder_name + _TEMPORARY)
@@ -110,6 +113,7 @@ def save_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         for stale in folder.glob("*-step*" + _TEMPORARY):
             shutil.rmtree(stale)
+        _check_room(folder, [*weights.values(), *optimizer.values()])
         temporary.mkdir()
         for name, tensors in ((WEIGHTS_FILE, weights), (OPTIMIZER_FILE, optimizer)):
             save_file(_on_cpu(tensors), temporary / name, metadata={"format": "pt"})
@@ -125,6 +129,8 @@ def save_checkpoint(
             final.rename(replaced)
         temporary.rename(final)
         write_atomically(folder / "latest", state.folder_name + "\n")
+        if is_best:
+            write_atomically(folder / "best", state.folder_name + "\n")
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as err:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -255,16 +261,25 @@ def newest_checkpoint(
     return None, complaints
 
 
-def remove_old_checkpoints(folder: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints; ends of phases stay."""
+def remove_old_checkpoints(
+    folder: Path, keep_last: int, keep_every_steps: int | None = None
+) -> None:
+    """Remove all but the newest `keep_last` checkpoints; ends of phases and the best one stay.
+
+    Args:
+        folder: holds the checkpoints.
+        keep_last: newest ones that stay.
+        keep_every_steps: those at multiples of so many updates stay, too.
+    """
+    best = folder / "best"
+    best_name = best.read_text().strip() if best.is_file() else None
     for path in list(_candidates(folder))[keep_last:]:
         try:
-            is_phase_end = bool(
-                read_json_object(path / "state.json", CheckpointError).get("is_phase_end")
-            )
+            state = read_json_object(path / "state.json", CheckpointError)
         except CheckpointError:
             continue  # not one of ours, or damaged: it stays for the user to look at
-        if not is_phase_end:
+        is_multiple = bool(keep_every_steps) and state["global_step"] % keep_every_steps == 0
+        if not (state.get("is_phase_end") or is_multiple or path.name == best_name):
             doomed = path.with_name(path.name + _TEMPORARY)
             path.rename(doomed)
             shutil.rmtree(doomed)
@@ -300,6 +315,16 @@ def _by_age(folder: Path) -> list[Path]:
 def _written_at(path: Path) -> tuple[int, str]:
     manifest = path / "manifest.json"
     return (manifest.stat().st_mtime_ns if manifest.is_file() else 0, path.name)
+
+
+def _check_room(folder: Path, tensors: list[torch.Tensor]) -> None:
+    """Raises OSError where the file system has no room for the tensors."""
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC, f"it needs {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free"
+        )
 
 
 def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 import time
 import traceback
@@ -90,8 +91,22 @@ def _add_pretrain(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "to go on with a run; PATH: from that checkpoint",
     )  # fmt: skip
     command.add_argument(
+        "--time-limit", type=_seconds, metavar="TIME",
+        help="such as 90m, 3h50m or 3600 (seconds): stop then at the next update, save, and leave "
+        "with code 75; leave room for a checkpoint below what the scheduler grants",
+    )  # fmt: skip
+    command.add_argument(
         "--dry-run", action="store_true", help="check settings, batches and datasets, then stop"
     )
+
+
+def _seconds(text: str) -> float:
+    """A duration: a number of seconds, or numbers with d, h, m and s."""
+    parts = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
+    if not text.strip() or parts is None:
+        raise argparse.ArgumentTypeError(f"'{text}' is no time; write 90m, 3h50m or 3600")
+    units = (86_400, 3_600, 60, 1)
+    return float(sum(int(n or 0) * unit for n, unit in zip(parts.groups(), units, strict=True)))
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

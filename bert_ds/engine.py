@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -172,6 +174,20 @@ class TrainEngine:
         if self._engine.fp16_enabled():
             for key, value in state.items():
                 setattr(self._engine.optimizer.loss_scaler, key, value)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[Callable[[Batch], PretrainingOutput]]:
+        """Without dropout, and with what computes a batch; all ranks call it as often."""
+        self._engine.eval()
+        try:
+            yield self._engine
+        finally:
+            self._engine.train()
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether a forward pass needs all ranks, as under ZeRO stage 3."""
+        return bool(self._engine.zero_optimization_partition_weights())
 
     def destroy(self) -> None:
         """Release what DeepSpeed holds, so that another engine can take the same model."""

@@ -6,6 +6,7 @@ import argparse
 import logging
 import shlex
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
 from bert_ds.train.run_folder import RunFolder, setting_differences
 from bert_ds.train.stop import StopFlag, launcher_processes
+from bert_ds.train.watchdog import Watchdog
 from bert_ds.world import World
 
 log = logging.getLogger(__name__)
@@ -67,6 +69,9 @@ def _prepare(
     command_line: list[str],
 ) -> Run:
     """Bring the ranks together, claim the run folder, open the datasets."""
+    deadline = None
+    if arguments.time_limit is not None:
+        deadline = time.monotonic() + arguments.time_limit
     device = setup.select_device(world)
     for phase in config.phases:
         check_precision(phase)
@@ -85,8 +90,9 @@ def _prepare(
     data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
     if world.is_main:
         _announce(config, world, device)
-    stop = StopFlag(launcher_processes() if world.launcher == "torch" else ())
-    return Run(config, world, comm, device, folder, data, stop, _origin(command_line))
+    stop = StopFlag(launcher_processes() if world.launcher == "torch" else (), deadline)
+    watchdog = Watchdog(world.rank, config.watchdog_s)
+    return Run(config, world, comm, device, folder, data, stop, watchdog, _origin(command_line))
 
 
 def _announce(config: RunConfig, world: World, device: torch.device) -> None:

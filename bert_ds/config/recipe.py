@@ -28,6 +28,9 @@ class PhaseConfig(FrozenConfig):
     """Most masked positions in a row; must cover what the dataset was made with."""
     total_steps: int = Field(gt=0)
     """Updates to apply in this phase."""
+    target_mlm_accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Held-out MLM accuracy at which the phase ends before its last update (MLPerf's BERT ends at
+    0.72); looked at every evaluation.every_steps. null trains all updates."""
     schedule: ScheduleConfig
     """Learning rate over the phase; its peak is optimizer.params.lr of the DeepSpeed JSON."""
     moments: Literal["carry", "reset"] = "carry"
@@ -43,11 +46,18 @@ class CheckpointConfig(FrozenConfig):
     """Updates between checkpoints; one is always written at the end of a phase."""
     keep_last: int = Field(default=2, gt=0)
     """Newest checkpoints kept; the end of each phase is kept besides."""
+    keep_every_steps: int | None = Field(default=None, gt=0)
+    """Checkpoints at multiples of so many updates are kept besides; null keeps none for that."""
+    keep_best: bool = False
+    """Whether each evaluation during training whose MLM loss is the lowest of its phase so far
+    writes a checkpoint, which is kept until a better one."""
 
 
 class EvaluationConfig(FrozenConfig):
-    """Evaluation on the held-out shards at the end of the run."""
+    """Evaluation on the held-out shards: at the end of the run and, if asked for, during it."""
 
+    every_steps: int | None = Field(default=None, gt=0)
+    """Updates between evaluations during training; null evaluates at the end alone."""
     micro_batch_size: int = Field(default=32, gt=0)
     """Sequences per rank per forward."""
     max_sequences: int | None = Field(default=None, gt=0)
@@ -127,6 +137,9 @@ class RunConfig(FrozenConfig):
     max_skipped_in_a_row: int = Field(default=40, gt=0)
     """Updates that may overflow one after the other under fp16 before the run ends. A scale of
     2^32 needs 32 of them to come down to 1."""
+    watchdog_s: float = Field(default=1800.0, ge=0.0)
+    """Seconds without progress (a step, an evaluation's batch, a checkpoint) after which a rank
+    says where it stands and ends, so that a run never hangs; 0 waits for ever."""
     dynamic_masking: Literal["token", "whole_word"] | None = None
     """What is masked, anew in every epoch, in datasets prepared with `--masking none`; null is
     "token". An error where a dataset is masked already: leave it out (null) there."""
@@ -151,6 +164,20 @@ class RunConfig(FrozenConfig):
         if len(set(names)) != len(names):
             raise ValueError(f"phase names must differ; they are {', '.join(names)}")
         return phases
+
+    @model_validator(mode="after")
+    def _what_is_looked_at_is_evaluated(self) -> RunConfig:
+        asking = [
+            f"{phase.name}.target_mlm_accuracy"
+            for phase in self.phases
+            if phase.target_mlm_accuracy is not None
+        ]
+        asking += ["checkpoint.keep_best"] if self.checkpoint.keep_best else []
+        if asking and self.evaluation.every_steps is None:
+            raise ValueError(
+                f"{asking[0]} needs evaluations during training: set evaluation.every_steps"
+            )
+        return self
 
     @model_validator(mode="after")
     def _phases_fit_the_model(self) -> RunConfig:

@@ -9,6 +9,8 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
+import numpy as np
+
 from bert_ds.batch import Batch
 from bert_ds.config.recipe import BatchLayout
 from bert_ds.data.layout import empty_micro_batch, micro_batches
@@ -33,6 +35,7 @@ class RankUpdate:
         num_predictions: masked positions in the rank's rows.
         num_pair_labels: rows of the rank that have a next-sentence (or sentence-order) label.
         num_tokens: real tokens in the rank's rows.
+        num_squared_lengths: sum of the squares of the rows' lengths in tokens.
         empty: packed, a micro batch without a row, for when another rank has more micro batches.
     """
 
@@ -42,6 +45,7 @@ class RankUpdate:
     num_predictions: int
     num_pair_labels: int
     num_tokens: int
+    num_squared_lengths: int
     empty: Batch | None = None
 
 
@@ -109,6 +113,7 @@ class TrainStream:
             num_predictions=len(rows.masked_lm_ids),
             num_pair_labels=0 if rows.pair_label is None else len(rows),
             num_tokens=len(rows.tokens),
+            num_squared_lengths=int(np.square(rows.length, dtype=np.int64).sum()),
             empty=empty,
         )
 

@@ -15,6 +15,7 @@ import torch
 
 from bert_ds.errors import TrainingError
 from bert_ds.metrics.norms import ParameterNorms, norm_columns
+from bert_ds.metrics.speed import Speed
 
 MetricsRow = dict[str, Any]
 
@@ -25,7 +26,8 @@ class UpdateRecord:
 
     Attributes:
         global_step, skipped_steps, samples_seen, tokens_seen: counters after the update.
-        num_predictions, num_pair_labels, num_sequences, num_tokens: of the update, all ranks.
+        num_predictions, num_pair_labels, num_sequences, num_tokens, num_squared_lengths: of the
+            update, all ranks.
         sums: float64 [4] on the device, this rank's MLM loss sum, NSP loss sum, MLM correct, NSP
             correct.
         learning_rate: of the update.
@@ -44,6 +46,7 @@ class UpdateRecord:
     num_pair_labels: int
     num_sequences: int
     num_tokens: int
+    num_squared_lengths: int
     sums: torch.Tensor
     learning_rate: float
     grad_norm: torch.Tensor | None
@@ -55,6 +58,9 @@ class UpdateRecord:
 
 class Sink(Protocol):
     """Something that takes finished rows: a file, TensorBoard, the terminal."""
+
+    def write_evaluation(self, row: MetricsRow) -> None:
+        """Take the row of an evaluation during training."""
 
     def write(self, rows: Sequence[MetricsRow]) -> None:
         """Take the rows of one flush, in order."""
@@ -73,10 +79,12 @@ class Meter:
         sinks: Sequence[Sink],
         *,
         norms_by_layer: bool = False,
+        speed: Speed | None = None,
     ) -> None:
         """Args: phase name for the rows; in-place sum of a device tensor; sinks (rank 0 only);
-        whether rows hold gradient and update norms by layer.
+        whether rows hold gradient and update norms by layer; what knows how fast the device is.
         """
+        self._speed = speed
         self._phase = phase
         self._sum_over_ranks = sum_over_ranks
         self._sinks = sinks
@@ -86,6 +94,11 @@ class Meter:
     def add(self, record: UpdateRecord) -> None:
         """Keep a record until the next flush."""
         self._records.append(record)
+
+    def add_evaluation(self, row: MetricsRow) -> None:
+        """Hand on the row of an evaluation; the updates before it have been flushed."""
+        for sink in self._sinks:
+            sink.write_evaluation(row)
 
     def flush(self) -> None:
         """Reduce, read and hand on what has gathered. All ranks call it at the same updates.
@@ -109,6 +122,9 @@ class Meter:
                 by_layer=self._norms_by_layer,
             )
             rows = [row | added for row, added in zip(rows, columns, strict=True)]
+            if self._speed is not None:
+                rates = _rates(self._speed, records)
+                rows = [row | added for row, added in zip(rows, rates, strict=True)]
         for sink in self._sinks:
             sink.write(rows)
         for row in rows:
@@ -161,6 +177,29 @@ def make_row(
         "sequences_per_s": record.num_sequences / record.step_s,
         "tokens_per_s": record.num_tokens / record.step_s,
     }
+
+
+def _rates(speed: Speed, records: Sequence[UpdateRecord]) -> list[MetricsRow]:
+    """`tflop_per_s` and `mfu` of a rank, and the memory of this one at most so far."""
+    memory = speed.peak_memory_mib()
+    rates = [
+        speed.tflop_per_s(
+            num_tokens=record.num_tokens,
+            num_squared_lengths=record.num_squared_lengths,
+            num_predictions=record.num_predictions,
+            num_sequences=record.num_sequences,
+            seconds=record.step_s,
+        )
+        for record in records
+    ]
+    return [
+        {
+            "tflop_per_s": rate,
+            "mfu": rate / speed.peak if speed.peak else None,
+            "peak_memory_mib": memory,
+        }
+        for rate in rates
+    ]
 
 
 def _read_norms(records: Sequence[UpdateRecord]) -> list[float | None]:

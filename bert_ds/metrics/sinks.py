@@ -21,28 +21,40 @@ if TYPE_CHECKING:
 _TENSORBOARD_TAGS = (
     "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
     "loss_scale", "skipped_steps", "sequences_per_s", "tokens_per_s", "data_wait_s",
+    "tflop_per_s", "mfu", "peak_memory_mib",
     "trust_ratio_min", "trust_ratio_median", "trust_ratio_max",
 )  # fmt: skip
+_EVALUATION_TAGS = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
 _BY_LAYER = ("grad_norm_by_layer", "update_norm_by_layer")
 _ONLY_FOR_HISTOGRAMS = ("trust_ratios",)
 _SECONDS_BETWEEN_LINES = 10.0
 
 
 class JsonLinesSink:
-    """Appends rows to `metrics.jsonl`; written through to the disk at each flush."""
+    """Appends rows to `metrics.jsonl` and `evaluations.jsonl`, through to the disk each time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, evaluations: Path) -> None:
+        """Args: file of the updates' rows; file of the evaluations'."""
         self._path = path
+        self._evaluations = evaluations
 
     def write(self, rows: Sequence[MetricsRow]) -> None:
         """Append one line a row."""
-        with self._path.open("a", encoding="utf-8") as file:
-            file.writelines(to_json_line(row) for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
+        _append(self._path, rows)
+
+    def write_evaluation(self, row: MetricsRow) -> None:
+        """Append a line."""
+        _append(self._evaluations, [row])
 
     def close(self) -> None:
         """Nothing is pending: every write has been written through."""
+
+
+def _append(path: Path, rows: Sequence[MetricsRow]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(to_json_line(row) for row in rows)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def to_json_line(row: MetricsRow) -> str:
@@ -115,6 +127,14 @@ class TensorBoardSink:
                 table = "\n".join(["| parameter | trust ratio |", "|---|---|", *lines])
                 self._writer.add_text("trust_ratios_furthest_from_median", table, step)
 
+    def write_evaluation(self, row: MetricsRow) -> None:
+        """Add the scalars `valid_*`."""
+        step = self._samples_before + row["samples_seen"]
+        for tag in _EVALUATION_TAGS:
+            if row.get(tag) is not None:
+                self._writer.add_scalar(f"valid_{tag}", row[tag], step)
+        self._writer.flush()
+
     def close(self) -> None:
         """Write what is pending."""
         self._writer.close()
@@ -130,8 +150,12 @@ class ProgressSink:
         global_step: int,
         stream: TextIO,
         clock: Callable[[], float] = time.monotonic,
+        later_work: float = 0.0,
     ) -> None:
-        """Args: phase; updates at its end; updates already done; where to write; seconds now."""
+        """Args: phase; updates at its end; updates already done; where to write; seconds now;
+        work of the phases after it, in phases as this one.
+        """
+        self._later_work = later_work
         self._phase = phase
         self._total_steps = total_steps
         self._stream = stream
@@ -154,24 +178,46 @@ class ProgressSink:
         """Show the mean of the rows that have come in."""
         step = rows[-1]["global_step"]
         if self._bar is not None:
-            self._bar.set_postfix_str(summarise(rows), refresh=False)
+            left = self._time_left(step).partition(", ")[2]
+            text = f"{summarise(rows)}  {left}".rstrip()
+            self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         elif self._clock() >= self._line_due or step >= self._total_steps:
-            left = duration_text(self._seconds_left(step))
             self._stream.write(
-                f"{self._phase} {step}/{self._total_steps}  {summarise(rows)}  {left} left\n"
+                f"{self._phase} {step}/{self._total_steps}  {summarise(rows)}  "
+                f"{self._time_left(step)}\n"
             )
             self._stream.flush()
             self._line_due = self._clock() + _SECONDS_BETWEEN_LINES
+
+    def write_evaluation(self, row: MetricsRow) -> None:
+        """Say what came out, above the bar."""
+        text = (
+            f"{self._phase} {row['global_step']}/{self._total_steps}  held-out mlm_loss "
+            f"{row['mlm_loss']:.3f}  mlm_acc {row['mlm_accuracy']:.4f}"
+        )
+        if row["nsp_accuracy"] is not None:
+            text += f"  nsp_acc {row['nsp_accuracy']:.4f}"
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            self._stream.write(text + "\n")
+            self._stream.flush()
 
     def close(self) -> None:
         """Leave the terminal's cursor on a fresh line."""
         if self._bar is not None:
             self._bar.close()
 
-    def _seconds_left(self, step: int) -> float:
+    def _time_left(self, step: int) -> str:
         done = max(step - self._started_step, 1)
-        return (self._clock() - self._started_at) / done * (self._total_steps - step)
+        of_an_update = (self._clock() - self._started_at) / done
+        left = of_an_update * (self._total_steps - step)
+        text = f"{duration_text(left)} left"
+        if self._later_work:
+            in_all = left + of_an_update * self._total_steps * self._later_work
+            text += f", {duration_text(in_all)} in all phases"
+        return text
 
 
 def has_a_screen(stream: TextIO) -> bool:

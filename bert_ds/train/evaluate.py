@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from bert_ds.batch import NO_PAIR_LABEL
+from bert_ds.batch import NO_PAIR_LABEL, Batch
 from bert_ds.config.recipe import BatchLayout
 from bert_ds.data.collate import lay_out
 from bert_ds.data.masks import DynamicMasks
 from bert_ds.data.reader import BlockReader
 from bert_ds.errors import DataError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model import BertForPreTraining, PretrainingOutput
 from data_prep.format import Block, select_rows
 from data_prep.manifest import Manifest
 
@@ -61,6 +61,8 @@ def evaluate(
     device: torch.device,
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
     layout: BatchLayout = "unpadded",
+    forward: Callable[[Batch], PretrainingOutput] | None = None,
+    is_partitioned: bool = False,
 ) -> HeldOutResult:
     """Evaluate on the held-out split; each rank takes every world_size-th micro batch.
 
@@ -76,6 +78,9 @@ def evaluate(
         device: where the model is.
         sum_over_ranks: in-place sum of a device tensor over all ranks.
         layout: how the rows of a micro batch lie.
+        forward: what computes a batch, where it is not the model itself.
+        is_partitioned: whether all ranks must call it as often; ranks with fewer micro batches
+            then compute some again, and count them once.
 
     Raises:
         DataError: the split holds no rows.
@@ -91,16 +96,24 @@ def evaluate(
     originals = torch.zeros(num_pieces, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
+    compute = forward or model
+    num_computed = 0
     share = _micro_batches(reader, masks, num_rows, micro_batch_size, rank, world_size)
     for rows in share:
+        num_computed += 1
         batch = lay_out(rows, layout)
         labels = batch.next_sentence_label
         sizes = [len(batch.masked_lm_ids), len(labels), int((labels != NO_PAIR_LABEL).sum())]
         batch = batch.to(device)
-        output = model(batch)
+        output = compute(batch)
         counts[:4] += torch.stack([value.double() for value in output])
         counts[4:] += torch.tensor(sizes, dtype=torch.float64, device=device)
         originals += torch.bincount(batch.masked_lm_ids, minlength=num_pieces)
+    if is_partitioned:
+        most = -(-_num_micro_batches(reader, num_rows, micro_batch_size) // world_size)
+        again = lay_out(select_rows(reader.read(0), np.arange(1)), layout).to(device)
+        for _ in range(num_computed, most):
+            compute(again)
     model.train(was_training)
     totals = sum_over_ranks(torch.cat([counts, originals])).tolist()
     mlm_loss, _, mlm_correct, nsp_correct, predictions, sequences, pair_labels = totals[:7]
@@ -113,6 +126,16 @@ def evaluate(
         nsp_accuracy=nsp_correct / pair_labels if pair_labels else None,
         unigram_accuracy=max(totals[7:]) / predictions,
     )
+
+
+def _num_micro_batches(reader: BlockReader, num_rows: int, micro_batch_size: int) -> int:
+    """How many `_micro_batches` gives all ranks together."""
+    number = begin = 0
+    for count in reader.block_counts:
+        used = max(0, min(count, num_rows - begin))
+        number += -(-used // micro_batch_size)
+        begin += count
+    return number
 
 
 def _micro_batches(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -54,6 +54,7 @@ class LoopSettings:
         train_batch_size: sequences per update, all ranks.
         checkpoint_every: applied updates between checkpoints.
         log_every: applied updates between reads of the device.
+        evaluate_every: applied updates between evaluations; None for none.
         dropout_key: (seed, phase index); with a row's position it seeds dropout.
         device: where batches go.
     """
@@ -62,8 +63,21 @@ class LoopSettings:
     train_batch_size: int
     checkpoint_every: int
     log_every: int
+    evaluate_every: int | None
     dropout_key: tuple[int, int]
     device: torch.device
+
+
+class Verdict(NamedTuple):
+    """What an evaluation during training means for it; the same on every rank.
+
+    Attributes:
+        is_best: whether a checkpoint of the present weights is to be kept as the best.
+        is_target_reached: whether the phase ends here.
+    """
+
+    is_best: bool
+    is_target_reached: bool
 
 
 def train(
@@ -77,9 +91,13 @@ def train(
     sum_over_ranks: Callable[[list[int]], list[int]],
     max_over_ranks: Callable[[int], int],
     stop_requested: Callable[[], bool],
-    save: Callable[[], None],
+    evaluate: Callable[[], Verdict],
+    save: Callable[[bool, bool], None],
+    doing: Callable[[str], None],
 ) -> bool:
     """Train until the phase is complete or a stop is asked for.
+
+    A phase is complete after its last update, or when an evaluation finds its target reached.
 
     Args:
         engine: the phase's engine.
@@ -92,7 +110,10 @@ def train(
         max_over_ranks: largest of a host integer; all ranks call it once an update whose micro
             batches are packed, since their number differs from rank to rank.
         stop_requested: whether this rank was asked to stop.
-        save: writes a checkpoint of the present state; all ranks call it together.
+        evaluate: evaluates the present weights; all ranks call it together.
+        save: writes a checkpoint of the present state; all ranks call it together. Takes whether it
+            is the phase's end, and whether it is the best.
+        doing: told whenever something begins that takes time.
 
     Returns:
         True when the phase is complete, False when it stopped on request.
@@ -101,20 +122,30 @@ def train(
         TrainingError: an update cannot be computed, or its loss is not a number; names the update.
     """
     saved_at = state.global_step
-    while state.global_step < settings.total_steps:
+    is_target_reached = False
+    while state.global_step < settings.total_steps and not is_target_reached:
+        number = f"update {state.global_step + 1}"
         started = time.perf_counter()
+        doing(f"{number}: waiting for rows")
         update = next(updates)
         data_wait_s = time.perf_counter() - started
-        shares = [update.num_predictions, update.num_pair_labels, update.num_tokens]
+        doing(f"{number}: waiting for the other ranks")
+        shares = [
+            update.num_predictions,
+            update.num_pair_labels,
+            update.num_tokens,
+            update.num_squared_lengths,
+        ]
         *counts, num_stops = sum_over_ranks([*shares, int(stop_requested())])
-        num_predictions, num_pair_labels, num_tokens = counts
+        num_predictions, num_pair_labels, num_tokens, num_squared_lengths = counts
         if num_stops:
             break
         if update.empty is not None:
             update = _with_micro_batches(update, max_over_ranks(len(update.micro_batches)))
         learning_rate = learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
-        with _naming_the_update(state.global_step + 1):
+        doing(f"{number}: computing")
+        with _naming_the_update(state.global_step + 1, meter):
             sums = compute_update(engine, update, num_predictions, num_pair_labels, settings)
         size, was_applied = settings.train_batch_size, engine.was_update_applied
         state.record(was_applied=was_applied, num_sequences=size, num_tokens=num_tokens)
@@ -125,6 +156,7 @@ def train(
             num_pair_labels=num_pair_labels,
             num_sequences=size,
             num_tokens=num_tokens,
+            num_squared_lengths=num_squared_lengths,
             sums=sums,
             learning_rate=learning_rate,
             step_s=time.perf_counter() - started,
@@ -132,15 +164,28 @@ def train(
         )
         meter.add(record)
         checkpoint_due = state.global_step - saved_at >= settings.checkpoint_every
-        if checkpoint_due or state.global_step % settings.log_every == 0:
+        evaluation_due = was_applied and _is_multiple(state.global_step, settings.evaluate_every)
+        if checkpoint_due or evaluation_due or state.global_step % settings.log_every == 0:
+            doing(f"{number}: reading what came out")
             meter.flush()
-        if checkpoint_due:
-            save()
+        is_best = False
+        if evaluation_due:
+            doing(f"{number}: evaluating")
+            is_best, is_target_reached = evaluate()
+        if checkpoint_due or is_best or is_target_reached:
+            doing(f"{number}: saving")
+            save(is_target_reached or state.global_step >= settings.total_steps, is_best)
             saved_at = state.global_step
     meter.flush()
+    doing("saving the last state")
+    is_complete = is_target_reached or state.global_step >= settings.total_steps
     if state.global_step > saved_at:
-        save()
-    return state.global_step >= settings.total_steps
+        save(is_complete, False)
+    return is_complete
+
+
+def _is_multiple(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0
 
 
 def _with_micro_batches(update: RankUpdate, number: int) -> RankUpdate:
@@ -160,10 +205,12 @@ def _told_by(engine: Engine) -> dict[str, Any]:
 
 
 @contextmanager
-def _naming_the_update(number: int) -> Iterator[None]:
+def _naming_the_update(number: int, meter: Meter) -> Iterator[None]:
+    """Errors of an update, which all ranks meet together, name it; what was logged is kept."""
     try:
         yield
     except TrainingError as err:
+        meter.flush()
         raise TrainingError(f"update {number}: {err}") from err
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,11 @@ from bert_ds.checkpoint import (
     load_checkpoint,
     load_weights,
     newest_checkpoint,
-    remove_old_checkpoints,
-    save_checkpoint,
 )
 from bert_ds.config.recipe import RunConfig
 from bert_ds.data.stream import Prefetcher
 from bert_ds.dist import Communicator
+from bert_ds.engine import TrainEngine
 from bert_ds.errors import CheckpointError, StopRequested
 from bert_ds.metrics.meter import Meter, MetricsRow, Sink
 from bert_ds.metrics.sinks import (
@@ -44,11 +44,13 @@ from bert_ds.optim.state import load_optimizer_tensors, optimizer_step, optimize
 from bert_ds.train import setup
 from bert_ds.train.evaluate import HeldOutResult, evaluate
 from bert_ds.train.initial import load_init_from
-from bert_ds.train.loop import LoopSettings, train
+from bert_ds.train.loop import LoopSettings, Verdict, train
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.state import TrainState
 from bert_ds.train.stop import StopFlag
 from bert_ds.train.summary import phase_entries
+from bert_ds.train.watchdog import Watchdog
+from bert_ds.train.writer import CheckpointWriter
 from bert_ds.world import World
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Run:
     folder: RunFolder
     data: list[setup.PhaseData]
     stop: StopFlag
+    watchdog: Watchdog
     origin: dict[str, Any]
 
     @property
@@ -99,7 +102,7 @@ def run_pretraining(run: Run, resume: str) -> None:
     first = 0
     if checkpoint is not None:
         first = checkpoint.state.phase_index + int(checkpoint.state.is_phase_end)
-    with run.stop:
+    with run.stop, run.watchdog:
         for phase_index in range(first, len(run.config.phases)):
             _run_phase(run, phase_index, checkpoint)
             checkpoint = load_checkpoint(_newest(run))
@@ -107,6 +110,8 @@ def run_pretraining(run: Run, resume: str) -> None:
     result = None
     if run.data[-1].manifest.totals("valid").rows:
         model = _model_of(run, checkpoint)
+        if run.is_main:
+            log.info("evaluating on held-out rows of %s", run.data[-1].folder)
         result = evaluate_held_out(run.config, run.data[-1], model, run.comm).as_dict()
     if run.is_main:
         phases = phase_entries(run.config, run.folder.metrics)
@@ -114,27 +119,39 @@ def run_pretraining(run: Run, resume: str) -> None:
 
 
 def evaluate_held_out(
-    config: RunConfig, data: setup.PhaseData, model: BertForPreTraining, comm: Communicator
+    config: RunConfig,
+    data: setup.PhaseData,
+    model: BertForPreTraining,
+    comm: Communicator,
+    engine: TrainEngine | None = None,
 ) -> HeldOutResult:
-    """Evaluate on the held-out rows of a dataset, on all ranks together."""
+    """Evaluate on the held-out rows of a dataset, on all ranks together.
+
+    Args:
+        config: settings of the run.
+        data: the dataset.
+        model: what is evaluated.
+        comm: the ranks.
+        engine: the engine that has taken the model, where one has.
+    """
     reader, masks = setup.open_held_out(config, data)
-    if comm.world.is_main:
-        log.info("evaluating on held-out rows of %s", data.folder)
-    result = evaluate(
-        model,
-        reader,
-        data.manifest,
-        masks,
-        micro_batch_size=config.evaluation.micro_batch_size,
-        max_sequences=config.evaluation.max_sequences,
-        rank=comm.world.rank,
-        world_size=comm.world.world_size,
-        device=comm.device,
-        sum_over_ranks=comm.sum_tensor,
-        layout=config.execution.batch_layout,
-    )
-    reader.close()
-    return result
+    with ExitStack() as stack:
+        stack.callback(reader.close)
+        return evaluate(
+            model,
+            reader,
+            data.manifest,
+            masks,
+            micro_batch_size=config.evaluation.micro_batch_size,
+            max_sequences=config.evaluation.max_sequences,
+            rank=comm.world.rank,
+            world_size=comm.world.world_size,
+            device=comm.device,
+            sum_over_ranks=comm.sum_tensor,
+            layout=config.execution.batch_layout,
+            forward=stack.enter_context(engine.evaluating()) if engine else None,
+            is_partitioned=engine is not None and engine.is_partitioned,
+        )
 
 
 def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> None:
@@ -144,22 +161,27 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
     ends with the phase.
     """
     phase, data = run.config.phases[phase_index], run.data[phase_index]
+    run.watchdog.doing(f"{phase.name}: building the model and its engine")
     model = _model_of(run, checkpoint)
     parts = setup.build_phase(run.config, phase_index, model, data, run.world)
     state = _enter_phase(run, phase_index, parts, checkpoint)
+    has_held_out = data.manifest.totals("valid").rows > 0
     settings = LoopSettings(
         total_steps=phase.total_steps,
         train_batch_size=parts.batch.train_batch_size,
         checkpoint_every=run.config.checkpoint.every_steps,
         log_every=run.config.logging.every_steps,
+        evaluate_every=run.config.evaluation.every_steps if has_held_out else None,
         dropout_key=(run.config.seed, phase_index),
         device=run.device,
     )
     started, started_samples = time.monotonic(), state.samples_seen
     sinks = _open_sinks(run, phase_index, state)
     by_layer = run.config.logging.norms_by_layer
-    meter = Meter(phase.name, run.comm.sum_tensor, sinks, norms_by_layer=by_layer)
+    speed = setup.speed_of(run.config, phase, run.world, run.device)
+    meter = Meter(phase.name, run.comm.sum_tensor, sinks, norms_by_layer=by_layer, speed=speed)
     updates = Prefetcher(parts.stream.updates(state.samples_seen))
+    writer = CheckpointWriter(run.folder.checkpoints, run.config.checkpoint)
     try:
         is_complete = train(
             parts.engine,
@@ -172,9 +194,16 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
             ),
             sum_over_ranks=run.comm.sum_numbers,
             max_over_ranks=run.comm.max_number,
-            stop_requested=lambda: run.stop.is_set,
-            save=lambda: _save(run, phase_index, parts, state),
+            stop_requested=lambda: run.stop.is_set or writer.has_failed,
+            evaluate=lambda: _evaluate_and_judge(
+                run, phase_index, model, parts.engine, state, meter
+            ),
+            save=lambda is_end, is_best: _save(
+                run, phase_index, parts, state, writer, is_phase_end=is_end, is_best=is_best
+            ),
+            doing=lambda what: run.watchdog.doing(f"{phase.name}, {what}"),
         )
+        run.comm.together(writer.wait)
     finally:
         parts.stream.close()
         updates.close()
@@ -232,8 +261,50 @@ def _enter_phase(
     return TrainState(saved.global_step, saved.skipped_steps, saved.samples_seen, saved.tokens_seen)
 
 
-def _save(run: Run, phase_index: int, parts: setup.PhaseSetup, state: TrainState) -> None:
-    """Write a checkpoint of the present state; every rank comes here, rank 0 writes."""
+def _evaluate_and_judge(
+    run: Run,
+    phase_index: int,
+    model: BertForPreTraining,
+    engine: TrainEngine,
+    state: TrainState,
+    meter: Meter,
+) -> Verdict:
+    """Evaluate during training, and say what follows from it."""
+    phase = run.config.phases[phase_index]
+    started = time.perf_counter()
+    result = evaluate_held_out(run.config, run.data[phase_index], model, run.comm, engine)
+    is_best = is_reached = False
+    if run.is_main:
+        former = run.folder.evaluations_of(phase.name)
+        is_best = all(result.mlm_loss < row["mlm_loss"] for row in former)
+        target = phase.target_mlm_accuracy
+        is_reached = target is not None and result.mlm_accuracy >= target
+        seconds = time.perf_counter() - started
+        meter.add_evaluation(
+            {"phase": phase.name, **vars(state), **result.as_dict(), "evaluation_s": seconds}
+        )
+        if is_reached:
+            log.info(
+                "%s ends at update %d: its target, a held-out MLM accuracy of %g, is reached",
+                phase.name,
+                state.global_step,
+                target,
+            )
+    flags = run.comm.sum_numbers([int(is_best and run.config.checkpoint.keep_best), is_reached])
+    return Verdict(*(bool(flag) for flag in flags))
+
+
+def _save(
+    run: Run,
+    phase_index: int,
+    parts: setup.PhaseSetup,
+    state: TrainState,
+    writer: CheckpointWriter,
+    *,
+    is_phase_end: bool,
+    is_best: bool,
+) -> None:
+    """Have a checkpoint of the present state written; every rank comes here, rank 0 writes."""
     manifest = run.data[phase_index].manifest
     phase = run.config.phases[phase_index]
     stage, precision = setup.layout_of(phase)
@@ -241,7 +312,7 @@ def _save(run: Run, phase_index: int, parts: setup.PhaseSetup, state: TrainState
         phase=phase.name,
         phase_index=phase_index,
         **vars(state),
-        is_phase_end=state.global_step >= phase.total_steps,
+        is_phase_end=is_phase_end,
         optimizer_step=optimizer_step(parts.engine.optimizer),
         loss_scaler=parts.engine.scaler_state(),
         dataset_fingerprint=manifest.fingerprint,
@@ -252,13 +323,17 @@ def _save(run: Run, phase_index: int, parts: setup.PhaseSetup, state: TrainState
         versions=setup.package_versions(),
     )
     weights, moments = parts.engine.weights(), optimizer_tensors(parts.engine.optimizer)
+    if parts.engine.optimizer.layout is None:  # those that training goes on with
+        weights, moments = (
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            for tensors in (weights, moments)
+        )
 
-    def write() -> None:
+    def submit() -> None:
         if run.is_main:
-            save_checkpoint(run.folder.checkpoints, described, weights, moments)
-            remove_old_checkpoints(run.folder.checkpoints, run.config.checkpoint.keep_last)
+            writer.submit(described, weights, moments, is_best=is_best)
 
-    run.comm.together(write)
+    run.comm.together(submit)
 
 
 def _find_checkpoint(run: Run, resume: str) -> Checkpoint | None:
@@ -324,16 +399,36 @@ def _open_sinks(run: Run, phase_index: int, state: TrainState) -> list[Sink]:
     if not run.is_main:
         return []
     phase = run.config.phases[phase_index]
-    samples_before = sum(
-        earlier.total_steps * earlier.deepspeed["train_batch_size"]
-        for earlier in run.config.phases[:phase_index]
-    )
+    samples_before = _samples_before(run.config, phase_index)
     folder = run.folder.path / "tensorboard"
     return [
-        JsonLinesSink(run.folder.metrics),
+        JsonLinesSink(run.folder.metrics, run.folder.evaluations),
         TensorBoardSink(folder, phase.name, samples_before, state.samples_seen),
-        ProgressSink(phase.name, phase.total_steps, state.global_step, sys.stderr),
+        ProgressSink(
+            phase.name,
+            phase.total_steps,
+            state.global_step,
+            sys.stderr,
+            later_work=_later_work(run, phase_index),
+        ),
     ]
+
+
+def _later_work(run: Run, phase_index: int) -> float:
+    """FLOPs of the phases after this one by those of this one."""
+    flops = [
+        setup.expected_flops(run.config.model, phase, data.manifest)
+        for phase, data in zip(run.config.phases, run.data, strict=True)
+    ]
+    return sum(flops[phase_index + 1 :]) / flops[phase_index]
+
+
+def _samples_before(config: RunConfig, phase_index: int) -> int:
+    """Rows of the phases before this one, where each has all its updates."""
+    return sum(
+        earlier.total_steps * earlier.deepspeed["train_batch_size"]
+        for earlier in config.phases[:phase_index]
+    )
 
 
 def _drop_rows_after(run: Run, state: CheckpointState | None) -> None:
@@ -348,6 +443,7 @@ def _drop_rows_after(run: Run, state: CheckpointState | None) -> None:
         return row["phase"] in earlier
 
     keep_rows(run.folder.metrics, is_kept)
+    keep_rows(run.folder.evaluations, is_kept)
 
 
 def _write_summary_head(run: Run, status: str) -> None:

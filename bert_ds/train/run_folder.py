@@ -3,6 +3,7 @@
 config.json     the resolved settings and how the run was started
 vocab.txt       the vocabulary (vocab.json: its settings), so that the model can be used alone
 metrics.jsonl   one row an update        tensorboard/   the same as scalars
+evaluations.jsonl   one row an evaluation during training
 checkpoints/    see `bert_ds.checkpoint`
 summary.json    what has come out so far
 """
@@ -24,7 +25,7 @@ from bert_ds.files import read_json_object, write_atomically
 log = logging.getLogger(__name__)
 
 # What may differ between two starts of one run: it changes speed, memory or reports alone.
-_FREE_KEYS = {"checkpoint", "data", "evaluation", "execution", "logging"}
+_FREE_KEYS = {"checkpoint", "data", "evaluation", "execution", "logging", "watchdog_s"}
 _FREE_DEEPSPEED_KEYS = {
     "activation_checkpointing", "aio", "comms_logger", "csv_monitor", "dump_state",
     "flops_profiler", "gradient_accumulation_steps", "memory_breakdown", "steps_per_print",
@@ -49,6 +50,18 @@ class RunFolder:
     def metrics(self) -> Path:
         """File with one row an update."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        """File with one row an evaluation during training."""
+        return self.path / "evaluations.jsonl"
+
+    def evaluations_of(self, phase: str) -> list[dict[str, Any]]:
+        """The evaluations of a phase so far, in order."""
+        if not self.evaluations.exists():
+            return []
+        lines = self.evaluations.read_text(encoding="utf-8").splitlines()
+        return [row for row in map(json.loads, lines) if row["phase"] == phase]
 
     @property
     def vocabulary(self) -> Path:

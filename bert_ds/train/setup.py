@@ -15,6 +15,7 @@ import torch
 from bert_ds import __version__
 from bert_ds.config.batch import BatchPlan, plan_batch
 from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
+from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.data.cache import ShardCache
 from bert_ds.data.masks import DynamicMasks, held_out_masks, is_left_to_the_reader
@@ -23,6 +24,8 @@ from bert_ds.data.rows import StreamSpec
 from bert_ds.data.stream import TrainStream
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
+from bert_ds.metrics.flops import pretraining_flops
+from bert_ds.metrics.speed import Speed, peak_tflop_per_s
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.model.execution import apply_execution
 from bert_ds.optim import build_lamb, lamb_config, param_groups
@@ -167,6 +170,27 @@ def open_held_out(config: RunConfig, data: PhaseData) -> tuple[BlockReader, Dyna
     cache = ShardCache(cache_dir, data.folder, data.manifest) if cache_dir else None
     masks = held_out_masks(data.folder, data.manifest, kind) if kind else None
     return BlockReader(data.folder, data.manifest, "valid", cache), masks
+
+
+def speed_of(config: RunConfig, phase: PhaseConfig, world: World, device: torch.device) -> Speed:
+    """What a rank's rates and memory are measured by."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    peak = peak_tflop_per_s(name, precision_of(phase.deepspeed, phase.name))
+    return Speed(config.model, world.world_size, peak, device)
+
+
+def expected_flops(model: ModelConfig, phase: PhaseConfig, manifest: Manifest) -> float:
+    """FLOPs of all updates of a phase, from the lengths of its dataset's training rows."""
+    totals = manifest.totals("train")
+    of_the_dataset = pretraining_flops(
+        model,
+        sum_of_lengths=totals.tokens,
+        sum_of_squared_lengths=sum(n * s**2 for s, n in enumerate(totals.length_histogram)),
+        num_predictions=totals.predictions,
+        num_sequences=totals.rows,
+    )
+    num_rows = phase.total_steps * int(phase.deepspeed["train_batch_size"])
+    return of_the_dataset / totals.rows * num_rows
 
 
 def package_versions() -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Stopping on request: SIGTERM, SIGINT and SIGUSR1 end the run at the next update, with its state.
+"""Stopping on request: SIGTERM, SIGINT and SIGUSR1, and the end of the run's time, end it at the
+next update, with its state.
 
 A signal sets a flag on the rank that got it; the loop asks for the flag of any rank with the counts
 that it sums before every update, so that all ranks stop at the same one. A second Ctrl-C ends at
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -24,8 +26,13 @@ _DEEPSPEED_NODE_LAUNCHER = "deepspeed.launcher.launch"
 class StopFlag:
     """Remembers that a stop was asked for; a context manager that holds the signal handlers."""
 
-    def __init__(self, watched: Sequence[tuple[int, int]] = ()) -> None:
-        """Args: (process, its parent) that must stay so, as `launcher_processes` gives them."""
+    def __init__(
+        self, watched: Sequence[tuple[int, int]] = (), deadline: float | None = None
+    ) -> None:
+        """Args: (process, its parent) that must stay so, as `launcher_processes` gives them; the
+        `time.monotonic()` at which time is up.
+        """
+        self._deadline = deadline
         self.signal_name: str | None = None
         self._watched = tuple(watched)
         self._num_interrupts = 0
@@ -35,6 +42,9 @@ class StopFlag:
     def is_set(self) -> bool:
         """Whether this rank was asked to stop."""
         if self.signal_name is None:
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self.signal_name = "end of its time"
+                return True
             is_orphan = any(parent_of(process) != parent for process, parent in self._watched)
             self.signal_name = "loss of its launcher" if is_orphan else None
         return self.signal_name is not None

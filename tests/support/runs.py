@@ -13,6 +13,7 @@ from bert_ds.train import setup
 from bert_ds.train.pretrain import Run, run_pretraining
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.stop import StopFlag
+from bert_ds.train.watchdog import Watchdog
 from bert_ds.world import World
 
 
@@ -32,7 +33,9 @@ def pretrain_in_rank(
     opened = comm.together(lambda: setup.open_phase_data(config, data))
     if world.is_main:
         folder.claim()
-    run_pretraining(Run(config, world, comm, device, folder, opened, StopFlag(), {}), resume)
+    watchdog = Watchdog(world.rank, config.watchdog_s)
+    run = Run(config, world, comm, device, folder, opened, StopFlag(), watchdog, {})
+    run_pretraining(run, resume)
     folder.release()
 
 

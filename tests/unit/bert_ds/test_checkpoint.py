@@ -7,6 +7,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -44,8 +45,9 @@ WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "a.bias": torch.ones(2)}
 MOMENTS = {f"{m}/{n}": t * 2 for m in ("exp_avg", "exp_avg_sq") for n, t in WEIGHTS.items()}
 
 
-def save(folder: Path, step: int, **changes: object) -> Path:
-    return save_checkpoint(folder, replace(STATE, global_step=step, **changes), WEIGHTS, MOMENTS)
+def save(folder: Path, step: int, is_best: bool = False, **changes: object) -> Path:
+    state = replace(STATE, global_step=step, **changes)
+    return save_checkpoint(folder, state, WEIGHTS, MOMENTS, is_best=is_best)
 
 
 def test_what_is_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
@@ -162,6 +164,27 @@ def test_the_newest_and_the_ends_of_phases_stay(tmp_path: Path) -> None:
         "01-phase2-step00000004",
         "01-phase2-step00000006",
     ]
+
+
+def test_the_best_and_multiples_stay(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8, 10, 12):
+        save(tmp_path, step, is_best=step == 4)
+        remove_old_checkpoints(tmp_path, keep_last=1, keep_every_steps=6)
+    kept = sorted(int(path.name[-8:]) for path in tmp_path.glob("*-step*"))
+    assert kept == [4, 6, 12]
+    assert (tmp_path / "best").read_text() == (tmp_path / "best").read_text().strip() + "\n"
+    save(tmp_path, 14, is_best=True)
+    remove_old_checkpoints(tmp_path, keep_last=1)
+    assert sorted(int(path.name[-8:]) for path in tmp_path.glob("*-step*")) == [14]
+
+
+def test_without_room_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = save(tmp_path, 2)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
+    with pytest.raises(CheckpointError, match=r"it needs .* GB and 7e-09 GB are free"):
+        save(tmp_path, 4)
+    assert [path.name for path in tmp_path.glob("*-step*")] == [former.name]
+    assert newest_checkpoint(tmp_path)[0] == former
 
 
 def test_after_going_back_the_new_checkpoints_count_and_not_the_ones_ahead(tmp_path: Path) -> None:

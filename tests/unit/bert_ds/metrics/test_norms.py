@@ -85,7 +85,8 @@ def test_a_layer_is_named_once() -> None:
 def record(step: int, found: LastNorms | None) -> UpdateRecord:
     return UpdateRecord(
         global_step=step, skipped_steps=0, samples_seen=8 * step, tokens_seen=9, num_predictions=2,
-        num_pair_labels=8, num_sequences=8, num_tokens=9, sums=torch.ones(4, dtype=torch.float64),
+        num_pair_labels=8, num_sequences=8, num_tokens=9, num_squared_lengths=81,
+        sums=torch.ones(4, dtype=torch.float64),
         learning_rate=0.1, grad_norm=None, loss_scale=None, norms=found, step_s=1.0,
         data_wait_s=0.0,
     )  # fmt: skip
@@ -95,7 +96,7 @@ def test_they_reach_the_file_and_tensorboard(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sinks: list[Any] = [
-        JsonLinesSink(tmp_path / "metrics.jsonl"),
+        JsonLinesSink(tmp_path / "metrics.jsonl", tmp_path / "evaluations.jsonl"),
         TensorBoardSink(tmp_path, "phase1", 0, 0),
     ]
     meter = Meter("phase1", lambda tensor: tensor, sinks, norms_by_layer=True)

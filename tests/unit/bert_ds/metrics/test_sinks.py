@@ -36,7 +36,7 @@ def row(step: int, **changes: Any) -> dict[str, Any]:
 
 
 def test_rows_are_appended_as_json_lines(tmp_path: Path) -> None:
-    sink = JsonLinesSink(tmp_path / "metrics.jsonl")
+    sink = JsonLinesSink(tmp_path / "metrics.jsonl", tmp_path / "evaluations.jsonl")
     sink.write([row(1), row(2)])
     sink.write([row(3)])
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -44,13 +44,14 @@ def test_rows_are_appended_as_json_lines(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_not_finite_is_null(tmp_path: Path) -> None:
-    JsonLinesSink(tmp_path / "m").write([row(1, loss=float("nan"), grad_norm=float("inf"))])
+    sink = JsonLinesSink(tmp_path / "m", tmp_path / "e")
+    sink.write([row(1, loss=float("nan"), grad_norm=float("inf"))])
     assert json.loads((tmp_path / "m").read_text()) == row(1, loss=None, grad_norm=None)
 
 
 def test_rows_after_a_checkpoint_and_a_torn_line_are_dropped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    JsonLinesSink(path).write([row(1), row(2), row(3)])
+    JsonLinesSink(path, tmp_path / "evaluations.jsonl").write([row(1), row(2), row(3)])
     path.write_text(path.read_text() + '{"phase": "pha')
     keep_rows(path, lambda each: each["global_step"] <= 2)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [row(1), row(2)]
@@ -84,6 +85,47 @@ def test_progress_off_a_terminal_is_a_plain_line_now_and_then() -> None:
     now[0] += 1.0
     sink.write([row(100)])
     assert stream.getvalue().splitlines()[-1].startswith("phase1 100/100")
+
+
+def test_progress_tells_the_time_of_all_phases_where_more_follow() -> None:
+    now, stream = [0.0], io.StringIO()
+    sink = ProgressSink("phase1", 10, 0, stream, clock=lambda: now[0], later_work=2.5)
+    now[0] = 10.0
+    sink.write([row(2)])  # 5 s an update: 8 more, and as many again as 25
+    assert stream.getvalue().rstrip().endswith("40 s left, 2 min 45 s in all phases")
+
+
+EVALUATION = {
+    "phase": "phase1", "global_step": 4, "samples_seen": 32, "mlm_loss": 5.0, "mlm_accuracy": 0.2,
+    "nsp_accuracy": 0.75,
+}  # fmt: skip
+
+
+def test_evaluations_are_rows_of_a_file_scalars_and_a_line(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path, stream = tmp_path / "evaluations.jsonl", io.StringIO()
+    board = TensorBoardSink(tmp_path, "phase1", samples_before=100, samples_seen=0)
+    for sink in (
+        JsonLinesSink(tmp_path / "metrics.jsonl", path),
+        board,
+        ProgressSink("phase1", 9, 0, stream),
+    ):
+        sink.write_evaluation(EVALUATION)
+    board.close()
+    assert json.loads(path.read_text()) == EVALUATION
+    assert not (tmp_path / "metrics.jsonl").exists()
+    events = EventAccumulator(str(tmp_path / "phase1"))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("valid_mlm_accuracy")] == [
+        (132, pytest.approx(0.2))
+    ]
+    assert set(events.Tags()["scalars"]) == {
+        "valid_mlm_loss", "valid_mlm_accuracy", "valid_nsp_accuracy",
+    }  # fmt: skip
+    assert stream.getvalue() == (
+        "phase1 4/9  held-out mlm_loss 5.000  mlm_acc 0.2000  nsp_acc 0.7500\n"
+    )
 
 
 def test_progress_on_a_terminal_is_a_bar() -> None:

@@ -15,7 +15,7 @@ from bert_ds.data.stream import RankUpdate
 from bert_ds.errors import TrainingError
 from bert_ds.metrics.meter import Meter
 from bert_ds.model import PretrainingOutput
-from bert_ds.train.loop import LoopSettings, train
+from bert_ds.train.loop import LoopSettings, Verdict, train
 from bert_ds.train.state import TrainState
 from tests.support.datasets import random_block
 
@@ -69,6 +69,9 @@ class Rows:
     def write(self, rows: Any) -> None:
         self.rows += rows
 
+    def write_evaluation(self, row: Any) -> None:
+        raise AssertionError("the loop evaluates, and others write")
+
     def close(self) -> None:
         pass
 
@@ -87,6 +90,7 @@ def make_updates(start: int = 0, is_paired: bool = True) -> Iterator[RankUpdate]
             sum(len(block.masked_lm_ids) for block in blocks),
             BATCH if is_paired else 0,
             sum(len(block.tokens) for block in blocks),
+            sum(int((block.length.astype(int) ** 2).sum()) for block in blocks),
         )
         position += BATCH
 
@@ -101,19 +105,26 @@ def run(
     max_over_ranks: Any = lambda value: value,
     log_every: int = 4,
     is_paired: bool = True,
-) -> tuple[bool, list[dict[str, Any]], list[int]]:
+    evaluate_every: int | None = None,
+    evaluate: Any = lambda: pytest.fail("no evaluation was asked for"),
+    doing: Any = lambda what: None,
+) -> tuple[bool, list[dict[str, Any]], list[Any]]:
     sink, saves = Rows(), []
     done = train(
         engine,
         make_updates(state.samples_seen, is_paired),
         state,
-        LoopSettings(total_steps, BATCH, 2, log_every, (42, 0), torch.device("cpu")),
+        LoopSettings(
+            total_steps, BATCH, 2, log_every, evaluate_every, (42, 0), torch.device("cpu")
+        ),
         Meter("phase1", lambda tensor: tensor, [sink]),
         learning_rate_at=lambda step: 0.1 * (step + 1),
         sum_over_ranks=sum_over_ranks,
         max_over_ranks=max_over_ranks,
         stop_requested=lambda: stop_after is not None and state.global_step >= stop_after,
-        save=lambda: saves.append(state.global_step),
+        evaluate=evaluate,
+        save=lambda *flags: saves.append((state.global_step, *flags)),
+        doing=doing,
     )
     return done, sink.rows, saves
 
@@ -125,8 +136,83 @@ def test_a_phase_runs_to_its_end_with_a_row_an_update_and_its_checkpoints() -> N
     assert [row["global_step"] for row in rows] == [1, 2, 3, 4, 5]
     assert [row["samples_seen"] for row in rows] == [6, 12, 18, 24, 30]
     assert engine.learning_rates == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
-    assert saves == [2, 4, 5]
+    assert saves == [(2, False, False), (4, False, False), (5, True, False)]
     assert state.tokens_seen == rows[-1]["tokens_seen"] > 0
+
+
+def test_evaluations_come_when_they_are_due_and_the_best_is_saved() -> None:
+    state, seen = TrainState(), []
+
+    def evaluate() -> Verdict:
+        seen.append(state.global_step)
+        return Verdict(is_best=state.global_step == 3, is_target_reached=False)
+
+    engine = FakeEngine(skip_every=2)  # a skipped update is not evaluated again
+    done, rows, saves = run(engine, state, evaluate_every=3, evaluate=evaluate, total_steps=7)
+    assert done
+    assert seen == [3, 6]
+    assert saves == [
+        (2, False, False), (3, False, True), (5, False, False), (7, True, False),
+    ]  # fmt: skip
+    assert [row["global_step"] for row in rows][-1] == 7
+
+
+def test_a_phase_ends_when_its_target_is_reached() -> None:
+    state = TrainState()
+    verdict = Verdict(is_best=False, is_target_reached=True)
+    done, rows, saves = run(
+        FakeEngine(), state, evaluate_every=3, evaluate=lambda: verdict, total_steps=9
+    )
+    assert done
+    assert state.global_step == len(rows) == 3
+    assert saves == [(2, False, False), (3, True, False)]
+
+
+def test_it_is_said_what_begins() -> None:
+    said: list[str] = []
+    run(
+        FakeEngine(),
+        TrainState(),
+        total_steps=1,
+        evaluate_every=1,
+        evaluate=lambda: Verdict(is_best=True, is_target_reached=False),
+        doing=said.append,
+    )
+    assert said == [
+        "update 1: waiting for rows",
+        "update 1: waiting for the other ranks",
+        "update 1: computing",
+        "update 1: reading what came out",
+        "update 1: evaluating",
+        "update 1: saving",
+        "saving the last state",
+    ]
+
+
+def test_an_update_that_fails_keeps_what_was_logged_before_it() -> None:
+    class Failing(FakeEngine):
+        def micro_step(self, *arguments: Any, **flags: Any) -> PretrainingOutput:
+            if len(self.denominators) == 5:
+                raise TrainingError("the gradients overflow")
+            return super().micro_step(*arguments, **flags)
+
+    sink = Rows()
+    with pytest.raises(TrainingError, match="update 3: the gradients overflow"):
+        train(
+            Failing(),
+            make_updates(),
+            TrainState(),
+            LoopSettings(9, BATCH, 9, 9, None, (42, 0), torch.device("cpu")),
+            Meter("phase1", lambda tensor: tensor, [sink]),
+            learning_rate_at=lambda step: 0.1,
+            sum_over_ranks=lambda values: values,
+            max_over_ranks=lambda value: value,
+            stop_requested=lambda: False,
+            evaluate=lambda: pytest.fail("no evaluation was asked for"),
+            save=lambda *flags: pytest.fail("none is due"),
+            doing=lambda what: None,
+        )
+    assert [row["global_step"] for row in sink.rows] == [1, 2]
 
 
 def test_losses_are_sums_over_global_counts() -> None:
@@ -169,13 +255,15 @@ def test_a_rank_with_fewer_packed_micro_batches_computes_empty_ones() -> None:
         engine,
         updates(),
         state,
-        LoopSettings(2, BATCH, 2, 4, (42, 0), torch.device("cpu")),
+        LoopSettings(2, BATCH, 2, 4, None, (42, 0), torch.device("cpu")),
         Meter("phase1", lambda tensor: tensor, [sink]),
         learning_rate_at=lambda step: 0.1,
         sum_over_ranks=lambda values: values,
         max_over_ranks=most,
         stop_requested=lambda: False,
-        save=lambda: None,
+        evaluate=lambda: pytest.fail("no evaluation was asked for"),
+        save=lambda *flags: None,
+        doing=lambda what: None,
     )
     assert asked == [ACCUMULATION, ACCUMULATION]
     assert engine.last_flags == [False, False, False, False, True] * 2
@@ -211,13 +299,13 @@ def test_a_stop_request_ends_before_the_next_update_with_a_checkpoint_of_the_las
     done, rows, saves = run(FakeEngine(), state, stop_after=3)
     assert not done
     assert len(rows) == state.global_step == 3
-    assert saves == [2, 3]
+    assert saves == [(2, False, False), (3, False, False)]
 
 
 def test_a_stop_request_of_another_rank_ends_this_one_too() -> None:
     state = TrainState()
     done, rows, saves = run(
-        FakeEngine(), state, sum_over_ranks=lambda values: [*values[:3], values[3] + 1]
+        FakeEngine(), state, sum_over_ranks=lambda values: [*values[:4], values[4] + 1]
     )
     assert (done, rows, saves) == (False, [], [])
 
@@ -238,12 +326,14 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_is_logged() -> None:
             FakeEngine(loss=float("nan")),
             make_updates(),
             TrainState(),
-            LoopSettings(4, BATCH, 2, 1, (42, 0), torch.device("cpu")),
+            LoopSettings(4, BATCH, 2, 1, None, (42, 0), torch.device("cpu")),
             Meter("phase1", lambda tensor: tensor, [sink]),
             learning_rate_at=lambda step: 0.1,
             sum_over_ranks=lambda values: values,
             max_over_ranks=lambda value: value,
             stop_requested=lambda: False,
-            save=lambda: pytest.fail("no checkpoint of a broken state"),
+            evaluate=lambda: pytest.fail("no evaluation was asked for"),
+            save=lambda *flags: pytest.fail("no checkpoint of a broken state"),
+            doing=lambda what: None,
         )
     assert len(sink.rows) == 1

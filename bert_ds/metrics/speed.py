@@ -1,0 +1,89 @@
+"""How fast a rank computes against what its device can, and the memory that it takes."""
+
+from __future__ import annotations
+
+import resource
+from dataclasses import dataclass
+
+import torch
+
+from bert_ds.config.deepspeed import Precision
+from bert_ds.config.model import ModelConfig
+from bert_ds.metrics.flops import pretraining_flops
+
+_PEAKS: tuple[tuple[str, float, float], ...] = (
+    ("B200", 2250.0, 75.0),
+    ("H200", 989.0, 67.0),
+    ("H100 PCIe", 756.0, 51.0),
+    ("H100", 989.0, 67.0),
+    ("A100", 312.0, 19.5),
+    ("A800", 312.0, 19.5),
+    ("L40S", 362.0, 91.6),
+    ("A10", 125.0, 31.2),
+    ("V100", 125.0, 15.7),
+    ("T4", 65.0, 8.1),
+)
+"""Part of a device's name; dense peak in half precision and in float32 without TF32, TFLOP/s, of
+NVIDIA's data sheets."""
+
+
+def peak_tflop_per_s(device_name: str, precision: Precision) -> float | None:
+    """Published dense peak of a device, 10^12 FLOP/s; None where it is not known, as of CPUs.
+
+    Args:
+        device_name: as `torch.cuda.get_device_name` says.
+        precision: of the model.
+    """
+    for name, half, single in _PEAKS:
+        if name in device_name:
+            return single if precision == "fp32" else half
+    return None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What turns an update's counts and seconds into rates.
+
+    Attributes:
+        model: shape of the network.
+        world_size: ranks that share the work.
+        peak: TFLOP/s of a rank's device, where it is known.
+        device: of the rank.
+    """
+
+    model: ModelConfig
+    world_size: int
+    peak: float | None
+    device: torch.device
+
+    def tflop_per_s(
+        self,
+        *,
+        num_tokens: int,
+        num_squared_lengths: int,
+        num_predictions: int,
+        num_sequences: int,
+        seconds: float,
+    ) -> float:
+        """Model FLOPs of an update's real tokens a second and rank, 10^12.
+
+        Args:
+            num_tokens, num_squared_lengths, num_predictions, num_sequences: of the update, all
+                ranks; see `pretraining_flops`.
+            seconds: that it took.
+        """
+        flops = pretraining_flops(
+            self.model,
+            sum_of_lengths=num_tokens,
+            sum_of_squared_lengths=num_squared_lengths,
+            num_predictions=num_predictions,
+            num_sequences=num_sequences,
+        )
+        return flops / seconds / self.world_size / 1e12
+
+    def peak_memory_mib(self) -> float:
+        """The most that this rank has taken so far, MiB: of its GPU as torch counts it, or what
+        was resident of its process."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device) / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

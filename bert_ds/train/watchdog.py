@@ -1,0 +1,71 @@
+"""Ends a rank that makes no progress, and says where it stood.
+
+A rank that hangs (a dead network, a GPU that does not answer, a stopped process) is waited for by
+all others, for ever or until a collective's timeout. Here each rank has a thread that looks whether
+its training goes on; where it does not for too long, the thread says what the rank was doing, with
+the stack of every thread, and ends the process. Its launcher then ends the others.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+EXIT_CODE = 1
+
+
+class Watchdog:
+    """A context manager around training; `doing` is called as often as something begins."""
+
+    def __init__(self, rank: int, seconds: float, end: Callable[[int], object] = os._exit) -> None:
+        """Args: this process's; after how long without progress it ends, 0 for never; how."""
+        self._rank = rank
+        self._seconds = seconds
+        self._end = end
+        self._what = "starting"
+        self._since = time.monotonic()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def doing(self, what: str) -> None:
+        """Something else begins.
+
+        Args:
+            what: for the message, such as "phase1, update 7: waiting for the other ranks".
+        """
+        self._since = time.monotonic()
+        self._what = what
+
+    def __enter__(self) -> Watchdog:
+        self.doing(self._what)
+        if self._seconds:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._is_over.set()
+        if self._seconds:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(min(1.0, self._seconds / 10)):
+            idle = time.monotonic() - self._since
+            if idle > self._seconds:
+                self._tell(idle)
+                self._end(EXIT_CODE)
+                return
+
+    def _tell(self, idle: float) -> None:
+        sys.stderr.write(
+            f"bert-ds: error (rank {self._rank}): no progress for {idle:.0f} s, limit "
+            f"{self._seconds:g} (watchdog_s); {self._what}. A rank that waits for the others "
+            "hangs because of one that does not: look at what that one says, or at the host that "
+            "says nothing. Started again, the same command goes on from the last checkpoint. "
+            "Where each thread of this rank stands:\n"
+        )
+        sys.stderr.flush()
+        faulthandler.dump_traceback(all_threads=True)

@@ -1,0 +1,56 @@
+"""A rank without progress ends and says where it stood."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from bert_ds.train.watchdog import Watchdog
+
+HANGING = """
+import time
+from bert_ds.train.watchdog import Watchdog
+
+def hang_for_ever():
+    time.sleep(600)
+
+with Watchdog(3, 0.5) as watchdog:
+    watchdog.doing("phase1, update 7: computing")
+    hang_for_ever()
+"""
+
+
+def test_a_hanging_process_ends_with_its_stack() -> None:
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert time.monotonic() - started < 40
+    assert "bert-ds: error (rank 3): no progress for" in done.stderr
+    assert "limit 0.5 (watchdog_s); phase1, update 7: computing" in done.stderr
+    assert "in hang_for_ever" in done.stderr
+
+
+def test_progress_keeps_it_quiet_and_the_end_ends_it() -> None:
+    ended: list[int] = []
+    with Watchdog(0, 1.0, ended.append) as watchdog:
+        for number in range(15):
+            watchdog.doing(f"step {number}")
+            time.sleep(0.1)
+    assert not ended
+    assert "watchdog" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 60.0])
+def test_zero_never_ends_and_time_does_not_run_before_it_is_entered(seconds: float) -> None:
+    ended: list[int] = []
+    watchdog = Watchdog(0, seconds, ended.append)
+    time.sleep(0.05)
+    with watchdog:
+        time.sleep(0.05)
+    assert not ended
