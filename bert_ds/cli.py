@@ -60,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_pretrain(commands)
+    _add_supervise(commands)
     _add_plan(commands)
     _add_evaluate(commands)
     _add_fill_mask(commands)
@@ -98,6 +99,24 @@ def _add_pretrain(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     command.add_argument(
         "--dry-run", action="store_true", help="check settings, batches and datasets, then stop"
     )
+
+
+def _add_supervise(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "supervise",
+        help="start a training command, under any launcher, again when it fails",
+        description="Run a command that trains, such as: bert-ds supervise --max-restarts 3 -- "
+        "deepspeed --hostfile H --module bert_ds pretrain ... Where it fails it is started again "
+        "and goes on from its last checkpoint. Wrong settings and a requested stop end it.",
+    )
+    command.add_argument(
+        "--max-restarts", type=int, default=3, metavar="N",
+        help="starts after failures without a new checkpoint in between (default 3)",
+    )  # fmt: skip
+    command.add_argument(
+        "--pause", type=float, default=10.0, metavar="S", help="seconds before (default 10)"
+    )
+    command.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
 
 def _seconds(text: str) -> float:
@@ -256,7 +275,11 @@ def _add_run(command: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace, command_line: list[str], world: World) -> None:
-    if arguments.command == "plan":  # without torch, at once
+    if arguments.command == "supervise":
+        from bert_ds.commands import supervise
+
+        supervise.run(arguments)
+    elif arguments.command == "plan":  # without torch, at once
         from bert_ds.commands import plan
 
         plan.run(arguments)

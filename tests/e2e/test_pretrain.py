@@ -11,11 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tests.support.commands import BIN, deepspeed_pretrain, kill, run, start, wait_until
 from tests.support.datasets import make_dataset
+from tests.support.run_folders import (
+    assert_same_result,
+    num_rows,
+    rows_of,
+    summary_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -23,48 +27,8 @@ ROW_KEYS = {
     "phase", "global_step", "skipped_steps", "samples_seen", "tokens_seen", "loss", "mlm_loss",
     "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm", "loss_scale",
     "step_s", "data_wait_s", "sequences_per_s", "tokens_per_s", "trust_ratio_min",
-    "trust_ratio_median", "trust_ratio_max",
+    "trust_ratio_median", "trust_ratio_max", "tflop_per_s", "mfu", "peak_memory_mib",
 }  # fmt: skip
-
-
-def summary_of(run_folder: Path) -> dict[str, object]:
-    content: dict[str, object] = json.loads((run_folder / "summary.json").read_text())
-    return content
-
-
-def phases_of(run_folder: Path) -> list[dict[str, object]]:
-    """The summary's phases without their times."""
-    phases = summary_of(run_folder)["phases"]
-    assert isinstance(phases, list)
-    return [{k: v for k, v in phase.items() if k != "duration_s"} for phase in phases]
-
-
-def rows_of(run_folder: Path) -> list[dict[str, object]]:
-    lines = (run_folder / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def final_tensors(run_folder: Path) -> dict[str, torch.Tensor]:
-    folder = run_folder / "checkpoints"
-    newest = folder / (folder / "latest").read_text().strip()
-    return {
-        **load_file(newest / "weights.safetensors"),
-        **load_file(newest / "optimizer.safetensors"),
-    }
-
-
-def assert_same_result(run_folder: Path, undisturbed: Path) -> None:
-    """Weights, moments, held-out result, and every logged update once."""
-    expected, found = final_tensors(undisturbed), final_tensors(run_folder)
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
-    assert summary_of(run_folder)["held_out"] == summary_of(undisturbed)["held_out"]
-    assert phases_of(run_folder) == phases_of(undisturbed)
-    timeless = [
-        [{k: v for k, v in row.items() if not k.endswith("_s")} for row in rows_of(folder)]
-        for folder in (run_folder, undisturbed)
-    ]
-    assert timeless[0] == timeless[1]
 
 
 def test_the_run_folder_holds_what_others_read(finished_run: Path) -> None:
@@ -267,9 +231,3 @@ def test_a_second_run_on_the_same_folder_is_refused_while_the_first_runs(
     kill(first)
     assert second.returncode == 1
     assert "another run is writing to" in second.stderr
-
-
-def num_rows(run_folder: Path) -> int:
-    path = run_folder / "metrics.jsonl"
-    time.sleep(0.01)
-    return path.read_text().count("\n") if path.exists() else 0
