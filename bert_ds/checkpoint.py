@@ -151,6 +151,21 @@ def load_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
     Raises:
         CheckpointError: a file cannot be read or is of another format.
     """
+    state = load_state(path)
+    try:
+        weights = load_file(path / WEIGHTS_FILE)
+        optimizer = load_file(path / OPTIMIZER_FILE) if with_optimizer else {}
+    except (OSError, SafetensorError) as err:
+        raise CheckpointError(f"cannot read the tensors of {path}: {err}") from err
+    return Checkpoint(path, state, weights, optimizer)
+
+
+def load_state(path: Path) -> CheckpointState:
+    """What a checkpoint says besides its tensors.
+
+    Raises:
+        CheckpointError: it cannot be read or is of another format.
+    """
     content = read_json_object(path / "state.json", CheckpointError)
     version = content.pop("format_version", None)
     if version != FORMAT_VERSION:
@@ -158,15 +173,9 @@ def load_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
             f"{path} has checkpoint format {version!r}, this version reads {FORMAT_VERSION}"
         )
     try:
-        state = CheckpointState(**content)
+        return CheckpointState(**content)
     except TypeError as err:
         raise CheckpointError(f"{path / 'state.json'}: {err}") from err
-    try:
-        weights = load_file(path / WEIGHTS_FILE)
-        optimizer = load_file(path / OPTIMIZER_FILE) if with_optimizer else {}
-    except (OSError, SafetensorError) as err:
-        raise CheckpointError(f"cannot read the tensors of {path}: {err}") from err
-    return Checkpoint(path, state, weights, optimizer)
 
 
 def load_weights(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
@@ -259,6 +268,16 @@ def newest_checkpoint(
             "again in another folder"
         )
     return None, complaints
+
+
+def whole_checkpoints(folder: Path) -> Iterator[Path]:
+    """All checkpoints whose files are as they were written, newest first."""
+    for path in _candidates(folder):
+        try:
+            check_files(path)
+        except CheckpointError:
+            continue
+        yield path
 
 
 def remove_old_checkpoints(

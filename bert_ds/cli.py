@@ -242,6 +242,15 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     part.add_argument("--repeats", type=int, default=5, metavar="N", help="rounds (default 5)")
     part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
     part = parts.add_parser(
+        "checkpoint", help="seconds that saving a checkpoint takes, and loading it"
+    )
+    _add_recipe(part)
+    part.add_argument(
+        "--folder", type=Path, required=True, metavar="DIR", help="on the file system to measure"
+    )
+    part.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds (default 3)")
+    part.add_argument("--json", type=Path, metavar="FILE", help="write the numbers, too")
+    part = parts.add_parser(
         "exactness", help="what one trust ratio a ZeRO shard does to a model, on real text"
     )
     _add_recipe(part)

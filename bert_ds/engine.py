@@ -20,7 +20,7 @@ import torch
 from bert_ds.batch import Batch
 from bert_ds.config.deepspeed import precision_of
 from bert_ds.config.recipe import PhaseConfig
-from bert_ds.errors import ConfigError, TrainingError
+from bert_ds.errors import ConfigError, DivergedError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.optim.lamb import Lamb, LastNorms
 from bert_ds.optim.overflow import OverflowWatch
@@ -86,7 +86,7 @@ class TrainEngine:
             The micro batch's sums, detached, still on the device.
 
         Raises:
-            TrainingError: under fp16 the gradients overflow at the lowest loss scale, or in too
+            DivergedError: under fp16 the gradients overflow at the lowest loss scale, or in too
                 many updates in a row.
         """
         if self._watch is not None and self.loss_scale is not None:
@@ -110,9 +110,9 @@ class TrainEngine:
             if self._watch.after_update(was_applied=self.was_update_applied):
                 raise self._overflow_error("in as many updates as max_skipped_in_a_row allows")
 
-    def _overflow_error(self, when: str) -> TrainingError:
+    def _overflow_error(self, when: str) -> DivergedError:
         assert self._watch is not None
-        return TrainingError(
+        return DivergedError(
             f"the gradients overflow {when}, loss scale {self.loss_scale:.12g}: "
             f"{self._watch.describe()}. The run has diverged, or the scale is far too high: start "
             "a run in another --output-dir with a lower optimizer.params.lr, a longer warm-up, a "

@@ -33,6 +33,10 @@ class TrainingError(BertDsError):
     """Training cannot go on, for example because the loss is not a number."""
 
 
+class DivergedError(TrainingError):
+    """The loss is not a number, or the gradients overflow whatever the loss scale."""
+
+
 class PeerError(BertDsError):
     """Another rank has failed and tells the user why; this one leaves the telling to it."""
 

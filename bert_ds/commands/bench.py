@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bert_ds.bench import data, exactness, exactness_plot, optimizer, step
+from bert_ds.bench import checkpoint, data, exactness, exactness_plot, optimizer, step
 from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import ExecutionConfig, RunConfig
@@ -42,6 +42,16 @@ def run(arguments: argparse.Namespace, world: World) -> None:
         return
     config = load_run_config(arguments.recipe, arguments.set)
     check_run(config)
+    if arguments.what == "checkpoint":
+        _check_at_least_1("--repeats", arguments.repeats)
+        place = arguments.folder
+        if not place.is_dir() or not os.access(place, os.W_OK):
+            raise ConfigError(f"--folder {place}: no folder that can be written to")
+        device = select_device(world)
+        timed = checkpoint.bench_checkpoint(config, place, arguments.repeats, world, device)
+        print(checkpoint.as_text(timed))
+        _write_json(arguments, timed.as_dict())
+        return
     if arguments.what == "step":
         _run_step(arguments, config, world)
         return

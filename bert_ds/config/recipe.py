@@ -64,6 +64,18 @@ class EvaluationConfig(FrozenConfig):
     """Rows of the held-out split to use, from its start; null for all of them."""
 
 
+class DivergenceConfig(FrozenConfig):
+    """What follows when the loss is not a number, or the gradients overflow again and again."""
+
+    action: Literal["stop", "rollback"] = "stop"
+    """`stop` ends the run; `rollback` goes on from an earlier checkpoint of the phase and leaves
+    out the rows since. It is logged, and listed in summary.json."""
+    checkpoints_back: int = Field(default=1, gt=0)
+    """How many checkpoints to go back; the oldest that is kept where there are fewer."""
+    max_rollbacks: int = Field(default=3, ge=0)
+    """Rollbacks in the whole run, after which a divergence ends it."""
+
+
 class LoggingConfig(FrozenConfig):
     """How often the run reports. `metrics.jsonl` holds every update whatever these say."""
 
@@ -137,6 +149,8 @@ class RunConfig(FrozenConfig):
     max_skipped_in_a_row: int = Field(default=40, gt=0)
     """Updates that may overflow one after the other under fp16 before the run ends. A scale of
     2^32 needs 32 of them to come down to 1."""
+    divergence: DivergenceConfig = DivergenceConfig()
+    """Divergence."""
     watchdog_s: float = Field(default=1800.0, ge=0.0)
     """Seconds without progress (a step, an evaluation's batch, a checkpoint) after which a rank
     says where it stands and ends, so that a run never hangs; 0 waits for ever."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from bert_ds.errors import TrainingError
+from bert_ds.errors import DivergedError
 from bert_ds.metrics.norms import ParameterNorms, norm_columns
 from bert_ds.metrics.speed import Speed
 
@@ -104,7 +104,7 @@ class Meter:
         """Reduce, read and hand on what has gathered. All ranks call it at the same updates.
 
         Raises:
-            TrainingError: a loss is not a number; the rows up to it have been handed on.
+            DivergedError: a loss is not a number; the rows up to it have been handed on.
         """
         if not self._records:
             return
@@ -129,7 +129,7 @@ class Meter:
             sink.write(rows)
         for row in rows:
             if not math.isfinite(row["loss"]) and row["loss_scale"] is None:
-                raise TrainingError(
+                raise DivergedError(
                     f"the loss of {self._phase} is {row['loss']} at update {row['global_step']} "
                     f"(learning rate {row['learning_rate']:.3g}, gradient norm "
                     f"{row['grad_norm']}). Start a run in another --output-dir with a lower "

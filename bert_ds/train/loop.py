@@ -17,7 +17,7 @@ import torch
 
 from bert_ds.batch import Batch
 from bert_ds.data.stream import RankUpdate
-from bert_ds.errors import TrainingError
+from bert_ds.errors import DataError, TrainingError
 from bert_ds.metrics.meter import Meter, UpdateRecord
 from bert_ds.metrics.norms import ParameterNorms
 from bert_ds.model import PretrainingOutput
@@ -50,6 +50,7 @@ class LoopSettings:
     """What the loop is told.
 
     Attributes:
+        phase: name of the phase, for messages.
         total_steps: applied updates at which the phase ends.
         train_batch_size: sequences per update, all ranks.
         checkpoint_every: applied updates between checkpoints.
@@ -59,6 +60,7 @@ class LoopSettings:
         device: where batches go.
     """
 
+    phase: str
     total_steps: int
     train_batch_size: int
     checkpoint_every: int
@@ -124,10 +126,11 @@ def train(
     saved_at = state.global_step
     is_target_reached = False
     while state.global_step < settings.total_steps and not is_target_reached:
-        number = f"update {state.global_step + 1}"
+        number = f"{settings.phase}, update {state.global_step + 1}"
         started = time.perf_counter()
         doing(f"{number}: waiting for rows")
-        update = next(updates)
+        with _naming(number):
+            update = next(updates)
         data_wait_s = time.perf_counter() - started
         doing(f"{number}: waiting for the other ranks")
         shares = [
@@ -145,7 +148,7 @@ def train(
         learning_rate = learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
         doing(f"{number}: computing")
-        with _naming_the_update(state.global_step + 1, meter):
+        with _naming(number, meter):
             sums = compute_update(engine, update, num_predictions, num_pair_labels, settings)
         size, was_applied = settings.train_batch_size, engine.was_update_applied
         state.record(was_applied=was_applied, num_sequences=size, num_tokens=num_tokens)
@@ -177,7 +180,7 @@ def train(
             save(is_target_reached or state.global_step >= settings.total_steps, is_best)
             saved_at = state.global_step
     meter.flush()
-    doing("saving the last state")
+    doing(f"{settings.phase}: saving the last state")
     is_complete = is_target_reached or state.global_step >= settings.total_steps
     if state.global_step > saved_at:
         save(is_complete, False)
@@ -205,13 +208,25 @@ def _told_by(engine: Engine) -> dict[str, Any]:
 
 
 @contextmanager
-def _naming_the_update(number: int, meter: Meter) -> Iterator[None]:
-    """Errors of an update, which all ranks meet together, name it; what was logged is kept."""
+def _naming(number: str, meter: Meter | None = None) -> Iterator[None]:
+    """Errors name the update.
+
+    Args:
+        number: of the update, with its phase.
+        meter: where all ranks meet the same errors together: what it holds is kept.
+    """
     try:
         yield
-    except TrainingError as err:
-        meter.flush()
-        raise TrainingError(f"update {number}: {err}") from err
+    except torch.OutOfMemoryError as err:  # perhaps on one rank alone
+        raise TrainingError(
+            f"{number}: out of GPU memory ({err}). Set a smaller "
+            "deepspeed.train_micro_batch_size_per_gpu (the result is the same), "
+            "execution.recompute_every=1, or a higher ZeRO stage"
+        ) from err
+    except (DataError, TrainingError) as err:
+        if meter is not None:
+            meter.flush()
+        raise type(err)(f"{number}: {err}") from err
 
 
 def compute_update(

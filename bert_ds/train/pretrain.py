@@ -29,7 +29,7 @@ from bert_ds.config.recipe import RunConfig
 from bert_ds.data.stream import Prefetcher
 from bert_ds.dist import Communicator
 from bert_ds.engine import TrainEngine
-from bert_ds.errors import CheckpointError, StopRequested
+from bert_ds.errors import CheckpointError, DivergedError, StopRequested
 from bert_ds.metrics.meter import Meter, MetricsRow, Sink
 from bert_ds.metrics.sinks import (
     JsonLinesSink,
@@ -40,17 +40,18 @@ from bert_ds.metrics.sinks import (
 )
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import learning_rate_at
-from bert_ds.optim.state import load_optimizer_tensors, optimizer_step, optimizer_tensors
+from bert_ds.optim.state import load_optimizer_tensors, optimizer_step
 from bert_ds.train import setup
 from bert_ds.train.evaluate import HeldOutResult, evaluate
 from bert_ds.train.initial import load_init_from
 from bert_ds.train.loop import LoopSettings, Verdict, train
+from bert_ds.train.rollback import may_roll_back, roll_back
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.state import TrainState
 from bert_ds.train.stop import StopFlag
 from bert_ds.train.summary import phase_entries
 from bert_ds.train.watchdog import Watchdog
-from bert_ds.train.writer import CheckpointWriter
+from bert_ds.train.writer import CheckpointWriter, tensors_of
 from bert_ds.world import World
 
 log = logging.getLogger(__name__)
@@ -167,6 +168,7 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
     state = _enter_phase(run, phase_index, parts, checkpoint)
     has_held_out = data.manifest.totals("valid").rows > 0
     settings = LoopSettings(
+        phase=phase.name,
         total_steps=phase.total_steps,
         train_batch_size=parts.batch.train_batch_size,
         checkpoint_every=run.config.checkpoint.every_steps,
@@ -175,6 +177,7 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
         dropout_key=(run.config.seed, phase_index),
         device=run.device,
     )
+    diverged: DivergedError | None = None
     started, started_samples = time.monotonic(), state.samples_seen
     sinks = _open_sinks(run, phase_index, state)
     by_layer = run.config.logging.norms_by_layer
@@ -201,9 +204,13 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
             save=lambda is_end, is_best: _save(
                 run, phase_index, parts, state, writer, is_phase_end=is_end, is_best=is_best
             ),
-            doing=lambda what: run.watchdog.doing(f"{phase.name}, {what}"),
+            doing=run.watchdog.doing,
         )
         run.comm.together(writer.wait)
+    except DivergedError as err:
+        run.comm.together(writer.wait)
+        diverged = err
+        is_complete = False
     finally:
         parts.stream.close()
         updates.close()
@@ -213,6 +220,10 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
     if run.is_main:
         run.folder.update_summary(phases=phase_entries(run.config, run.folder.metrics))
     parts.engine.destroy()
+    if diverged is not None:
+        _go_back(run, phase_index, state, diverged)
+        _run_phase(run, phase_index, load_checkpoint(_newest(run)))
+        return
     if not is_complete:
         _write_stop(run, phase.name, state)
         raise StopRequested(
@@ -225,6 +236,22 @@ def _run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> Non
             "%s complete: %d updates, %s, %.0f sequences/s",
             phase.name, state.global_step, duration_text(seconds), rate,
         )  # fmt: skip
+
+
+def _go_back(run: Run, phase_index: int, state: TrainState, diverged: DivergedError) -> None:
+    """Make an earlier checkpoint the newest where that is asked for; else raise the error."""
+    config = run.config.divergence
+
+    def choose() -> bool:
+        if not run.is_main or not may_roll_back(run.folder, config):
+            return False
+        former = roll_back(run.folder, config, phase_index, state, str(diverged))
+        if former is not None:
+            _drop_rows_after(run, former.state)
+        return former is not None
+
+    if not run.comm.any(run.comm.together(choose)):
+        raise diverged
 
 
 def _model_of(run: Run, checkpoint: Checkpoint | None) -> BertForPreTraining:
@@ -322,12 +349,7 @@ def _save(
         precision=precision,
         versions=setup.package_versions(),
     )
-    weights, moments = parts.engine.weights(), optimizer_tensors(parts.engine.optimizer)
-    if parts.engine.optimizer.layout is None:  # those that training goes on with
-        weights, moments = (
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-            for tensors in (weights, moments)
-        )
+    weights, moments = tensors_of(parts.engine)
 
     def submit() -> None:
         if run.is_main:

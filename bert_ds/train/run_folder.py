@@ -25,7 +25,9 @@ from bert_ds.files import read_json_object, write_atomically
 log = logging.getLogger(__name__)
 
 # What may differ between two starts of one run: it changes speed, memory or reports alone.
-_FREE_KEYS = {"checkpoint", "data", "evaluation", "execution", "logging", "watchdog_s"}
+_FREE_KEYS = {
+    "checkpoint", "data", "divergence", "evaluation", "execution", "logging", "watchdog_s",
+}  # fmt: skip
 _FREE_DEEPSPEED_KEYS = {
     "activation_checkpointing", "aio", "comms_logger", "csv_monitor", "dump_state",
     "flops_profiler", "gradient_accumulation_steps", "memory_breakdown", "steps_per_print",

@@ -11,8 +11,25 @@ import torch
 
 from bert_ds.checkpoint import CheckpointState, remove_old_checkpoints, save_checkpoint
 from bert_ds.config.recipe import CheckpointConfig
+from bert_ds.engine import TrainEngine
+from bert_ds.optim.state import optimizer_tensors
 
 log = logging.getLogger(__name__)
+
+
+def tensors_of(engine: TrainEngine) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Weights and moments to be saved, on the CPU, which nobody changes any more.
+
+    All ranks call it together; the first gets them, the others get what they hold.
+    """
+    weights, moments = engine.weights(), optimizer_tensors(engine.optimizer)
+    if engine.optimizer.layout is not None:  # put together for this
+        return weights, moments
+    copied = (
+        {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        for tensors in (weights, moments)
+    )
+    return next(copied), next(copied)
 
 
 class CheckpointWriter:

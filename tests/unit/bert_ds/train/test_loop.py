@@ -12,7 +12,7 @@ import torch
 from bert_ds.batch import PretrainingBatch
 from bert_ds.data.collate import collate
 from bert_ds.data.stream import RankUpdate
-from bert_ds.errors import TrainingError
+from bert_ds.errors import DataError, TrainingError
 from bert_ds.metrics.meter import Meter
 from bert_ds.model import PretrainingOutput
 from bert_ds.train.loop import LoopSettings, Verdict, train
@@ -115,7 +115,7 @@ def run(
         make_updates(state.samples_seen, is_paired),
         state,
         LoopSettings(
-            total_steps, BATCH, 2, log_every, evaluate_every, (42, 0), torch.device("cpu")
+            "phase1", total_steps, BATCH, 2, log_every, evaluate_every, (42, 0), torch.device("cpu")
         ),
         Meter("phase1", lambda tensor: tensor, [sink]),
         learning_rate_at=lambda step: 0.1 * (step + 1),
@@ -179,13 +179,13 @@ def test_it_is_said_what_begins() -> None:
         doing=said.append,
     )
     assert said == [
-        "update 1: waiting for rows",
-        "update 1: waiting for the other ranks",
-        "update 1: computing",
-        "update 1: reading what came out",
-        "update 1: evaluating",
-        "update 1: saving",
-        "saving the last state",
+        "phase1, update 1: waiting for rows",
+        "phase1, update 1: waiting for the other ranks",
+        "phase1, update 1: computing",
+        "phase1, update 1: reading what came out",
+        "phase1, update 1: evaluating",
+        "phase1, update 1: saving",
+        "phase1: saving the last state",
     ]
 
 
@@ -197,12 +197,12 @@ def test_an_update_that_fails_keeps_what_was_logged_before_it() -> None:
             return super().micro_step(*arguments, **flags)
 
     sink = Rows()
-    with pytest.raises(TrainingError, match="update 3: the gradients overflow"):
+    with pytest.raises(TrainingError, match="phase1, update 3: the gradients overflow"):
         train(
             Failing(),
             make_updates(),
             TrainState(),
-            LoopSettings(9, BATCH, 9, 9, None, (42, 0), torch.device("cpu")),
+            LoopSettings("phase1", 9, BATCH, 9, 9, None, (42, 0), torch.device("cpu")),
             Meter("phase1", lambda tensor: tensor, [sink]),
             learning_rate_at=lambda step: 0.1,
             sum_over_ranks=lambda values: values,
@@ -213,6 +213,37 @@ def test_an_update_that_fails_keeps_what_was_logged_before_it() -> None:
             doing=lambda what: None,
         )
     assert [row["global_step"] for row in sink.rows] == [1, 2]
+
+
+def test_rows_that_cannot_be_read_and_memory_that_is_short_name_the_update() -> None:
+    def broken() -> Iterator[RankUpdate]:
+        yield next(make_updates())
+        raise DataError("train-00000.tar is cut short")
+
+    class TooLarge(FakeEngine):
+        def micro_step(self, *arguments: Any, **flags: Any) -> PretrainingOutput:
+            raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    cases = (
+        (FakeEngine(), broken(), DataError, "phase1, update 2: train-00000.tar is cut short"),
+        (TooLarge(), make_updates(), TrainingError, "phase1, update 1: out of GPU memory .tried"),
+    )
+    for engine, updates, error, message in cases:
+        with pytest.raises(error, match=message):
+            train(
+                engine,
+                updates,
+                TrainState(),
+                LoopSettings("phase1", 9, BATCH, 9, 9, None, (42, 0), torch.device("cpu")),
+                Meter("phase1", lambda tensor: tensor, [Rows()]),
+                learning_rate_at=lambda step: 0.1,
+                sum_over_ranks=lambda values: values,
+                max_over_ranks=lambda value: value,
+                stop_requested=lambda: False,
+                evaluate=lambda: pytest.fail("no evaluation was asked for"),
+                save=lambda *flags: pytest.fail("none is due"),
+                doing=lambda what: None,
+            )
 
 
 def test_losses_are_sums_over_global_counts() -> None:
@@ -255,7 +286,7 @@ def test_a_rank_with_fewer_packed_micro_batches_computes_empty_ones() -> None:
         engine,
         updates(),
         state,
-        LoopSettings(2, BATCH, 2, 4, None, (42, 0), torch.device("cpu")),
+        LoopSettings("phase1", 2, BATCH, 2, 4, None, (42, 0), torch.device("cpu")),
         Meter("phase1", lambda tensor: tensor, [sink]),
         learning_rate_at=lambda step: 0.1,
         sum_over_ranks=lambda values: values,
@@ -326,7 +357,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_is_logged() -> None:
             FakeEngine(loss=float("nan")),
             make_updates(),
             TrainState(),
-            LoopSettings(4, BATCH, 2, 1, None, (42, 0), torch.device("cpu")),
+            LoopSettings("phase1", 4, BATCH, 2, 1, None, (42, 0), torch.device("cpu")),
             Meter("phase1", lambda tensor: tensor, [sink]),
             learning_rate_at=lambda step: 0.1,
             sum_over_ranks=lambda values: values,

@@ -1,0 +1,167 @@
+"""`bert-ds bench checkpoint`: what a checkpoint costs a run, and how long it takes to come back.
+
+Training waits while the tensors are put together on the first rank, and for the former checkpoint
+where that is still being written; the writing itself goes on beside the next updates.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from bert_ds.checkpoint import (
+    CheckpointState,
+    check_files,
+    load_checkpoint,
+    load_weights,
+    save_checkpoint,
+)
+from bert_ds.config.batch import plan_batch
+from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
+from bert_ds.config.recipe import RunConfig
+from bert_ds.dist import init_process_group, shutdown
+from bert_ds.engine import TrainEngine, check_precision
+from bert_ds.model import BertForPreTraining
+from bert_ds.optim import build_lamb, lamb_config, param_groups
+from bert_ds.train import setup
+from bert_ds.train.writer import tensors_of
+from bert_ds.world import World
+
+T = TypeVar("T")
+
+STAGES = ("put together", "written", "checked", "loaded")
+
+
+@dataclass(frozen=True)
+class CheckpointBench:
+    """Seconds of each stage, medians, and what they were measured on.
+
+    Attributes:
+        recipe: whose model it is.
+        folder: where the checkpoints lay.
+        gigabytes: of a checkpoint, 10^9 bytes.
+        zero_stage, precision: of the engine.
+        device: that held the weights.
+        repeats: rounds.
+        seconds: stage to median seconds. Training waits for the first alone.
+    """
+
+    recipe: str
+    folder: str
+    gigabytes: float
+    zero_stage: int
+    precision: str
+    device: str
+    repeats: int
+    seconds: dict[str, float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def bench_checkpoint(
+    config: RunConfig, folder: Path, repeats: int, world: World, device: torch.device
+) -> CheckpointBench:
+    """Save and load the recipe's model `repeats` times.
+
+    Args:
+        config: whose first phase decides the engine.
+        folder: on the file system to measure; what is written there is removed.
+        repeats: rounds.
+        world: one process.
+        device: of the engine.
+
+    Raises:
+        CheckpointError: there is no room in `folder`.
+        ConfigError: the device cannot compute in the recipe's precision.
+    """
+    phase = config.phases[0]
+    check_precision(phase)
+    init_process_group(world, device)
+    model = setup.build_model(config, device)
+    section = phase.deepspeed["optimizer"]
+    optimizer = build_lamb(param_groups(model, lamb_config(section).weight_decay), section)
+    batch = plan_batch(phase.deepspeed, 1, phase.name)
+    engine = TrainEngine(model, optimizer, deepspeed_config(phase, batch), world)
+    state = _state(config)
+    seconds: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    size = 0
+
+    def timed(stage: str, action: Callable[[], T]) -> T:
+        started = time.perf_counter()
+        result = action()
+        seconds[stage].append(time.perf_counter() - started)
+        return result
+
+    with tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=folder) as name:
+        for _ in range(repeats):
+            tensors = timed("put together", lambda: tensors_of(engine))
+            saved = functools.partial(save_checkpoint, Path(name), state, *tensors)
+            path = timed("written", saved)
+            del tensors, saved
+            size = sum(file.stat().st_size for file in path.iterdir())
+            timed("checked", functools.partial(check_files, path))
+            loaded = timed("loaded", functools.partial(load_checkpoint, path))
+            load_weights(BertForPreTraining(config.model), loaded)
+            del loaded
+    engine.destroy()
+    shutdown()
+    return CheckpointBench(
+        recipe=config.recipe,
+        folder=str(folder),
+        gigabytes=size / 1e9,
+        zero_stage=zero_stage_of(phase.deepspeed, phase.name),
+        precision=precision_of(phase.deepspeed, phase.name),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        repeats=repeats,
+        seconds={stage: statistics.median(values) for stage, values in seconds.items()},
+    )
+
+
+def _state(config: RunConfig) -> CheckpointState:
+    phase = config.phases[0]
+    return CheckpointState(
+        phase=phase.name,
+        phase_index=0,
+        global_step=1,
+        skipped_steps=0,
+        samples_seen=0,
+        tokens_seen=0,
+        is_phase_end=False,
+        optimizer_step=1,
+        loss_scaler={},
+        dataset_fingerprint="",
+        vocabulary_sha256="",
+        world_size=1,
+        zero_stage=zero_stage_of(phase.deepspeed, phase.name),
+        precision=precision_of(phase.deepspeed, phase.name),
+        versions=setup.package_versions(),
+    )
+
+
+def as_text(bench: CheckpointBench) -> str:
+    """A table for people."""
+    lines = [
+        f"{bench.recipe}: a checkpoint of {bench.gigabytes:.2f} GB in {bench.folder}, ZeRO stage "
+        f"{bench.zero_stage}, {bench.precision}, {bench.device}; medians of {bench.repeats} rounds",
+        "",
+    ]
+    told = {
+        "put together": "training waits for it",
+        "written": "beside training: files, checksums, sync",
+        "checked": "checksums, when a run goes on",
+        "loaded": "when a run goes on",
+    }
+    for stage, seconds in bench.seconds.items():
+        rate = bench.gigabytes / seconds
+        lines.append(f"{stage:14}{seconds:8.2f} s {rate:8.2f} GB/s   {told[stage]}")
+    return "\n".join(lines)
