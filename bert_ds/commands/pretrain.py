@@ -21,7 +21,8 @@ from bert_ds.errors import StopRequested, TrainingError
 from bert_ds.model.execution import check_execution, prepare_process
 from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, scaled
 from bert_ds.train import setup
-from bert_ds.train.pretrain import Run, run_pretraining
+from bert_ds.train.pretrain import run_pretraining
+from bert_ds.train.run import Run
 from bert_ds.train.run_folder import RunFolder, setting_differences
 from bert_ds.train.stop import StopFlag, launcher_processes
 from bert_ds.train.watchdog import Watchdog

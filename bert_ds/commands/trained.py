@@ -13,7 +13,7 @@ from bert_ds.errors import ConfigError, DataError
 from bert_ds.model.hf import EXPORTED_FILES, export_pretraining
 from bert_ds.train import setup
 from bert_ds.train.imported import import_as_recipe
-from bert_ds.train.pretrain import evaluate_held_out
+from bert_ds.train.phase import evaluate_held_out
 from bert_ds.train.run_folder import open_run
 from bert_ds.trained import fill_mask as guess_masks
 from bert_ds.trained import load_trained, load_usable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -91,31 +91,19 @@ def evaluate(
             "the dataset has no held-out rows; prepare it with --valid-fraction above 0"
         )
     num_rows = min(num_rows, max_sequences or num_rows)
-    num_pieces = model.config.vocab_size
-    counts = torch.zeros(7, dtype=torch.float64, device=device)
-    originals = torch.zeros(num_pieces, dtype=torch.float64, device=device)
     was_training = model.training
     model.eval()
-    compute = forward or model
-    num_computed = 0
     share = _micro_batches(reader, masks, num_rows, micro_batch_size, rank, world_size)
-    for rows in share:
-        num_computed += 1
-        batch = lay_out(rows, layout)
-        labels = batch.next_sentence_label
-        sizes = [len(batch.masked_lm_ids), len(labels), int((labels != NO_PAIR_LABEL).sum())]
-        batch = batch.to(device)
-        output = compute(batch)
-        counts[:4] += torch.stack([value.double() for value in output])
-        counts[4:] += torch.tensor(sizes, dtype=torch.float64, device=device)
-        originals += torch.bincount(batch.masked_lm_ids, minlength=num_pieces)
+    batches = (lay_out(rows, layout) for rows in share)
+    compute = forward or model
+    num_computed, sums = _sums_over(batches, compute, model.config.vocab_size, device)
     if is_partitioned:
         most = -(-_num_micro_batches(reader, num_rows, micro_batch_size) // world_size)
         again = lay_out(select_rows(reader.read(0), np.arange(1)), layout).to(device)
         for _ in range(num_computed, most):
             compute(again)
     model.train(was_training)
-    totals = sum_over_ranks(torch.cat([counts, originals])).tolist()
+    totals = sum_over_ranks(sums).tolist()
     mlm_loss, _, mlm_correct, nsp_correct, predictions, sequences, pair_labels = totals[:7]
     return HeldOutResult(
         sequence_length=manifest.sequence_length,
@@ -126,6 +114,29 @@ def evaluate(
         nsp_accuracy=nsp_correct / pair_labels if pair_labels else None,
         unigram_accuracy=max(totals[7:]) / predictions,
     )
+
+
+def _sums_over(
+    batches: Iterable[Batch],
+    compute: Callable[[Batch], PretrainingOutput],
+    vocab_size: int,
+    device: torch.device,
+) -> tuple[int, torch.Tensor]:
+    """How many batches there were, and float64 [7 + V] on the device: the four sums of
+    `PretrainingOutput`; masked positions, rows and pair labels; how often each piece was masked."""
+    counts = torch.zeros(7, dtype=torch.float64, device=device)
+    originals = torch.zeros(vocab_size, dtype=torch.float64, device=device)
+    number = 0
+    for batch in batches:
+        number += 1
+        labels = batch.next_sentence_label
+        sizes = [len(batch.masked_lm_ids), len(labels), int((labels != NO_PAIR_LABEL).sum())]
+        moved = batch.to(device)
+        output = compute(moved)
+        counts[:4] += torch.stack([value.double() for value in output])
+        counts[4:] += torch.tensor(sizes, dtype=torch.float64, device=device)
+        originals += torch.bincount(moved.masked_lm_ids, minlength=vocab_size)
+    return number, torch.cat([counts, originals])
 
 
 def _num_micro_batches(reader: BlockReader, num_rows: int, micro_batch_size: int) -> int:

@@ -82,31 +82,11 @@ class Verdict(NamedTuple):
     is_target_reached: bool
 
 
-def train(
-    engine: Engine,
-    updates: Iterator[RankUpdate],
-    state: TrainState,
-    settings: LoopSettings,
-    meter: Meter,
-    *,
-    learning_rate_at: Callable[[int], float],
-    sum_over_ranks: Callable[[list[int]], list[int]],
-    max_over_ranks: Callable[[int], int],
-    stop_requested: Callable[[], bool],
-    evaluate: Callable[[], Verdict],
-    save: Callable[[bool, bool], None],
-    doing: Callable[[str], None],
-) -> bool:
-    """Train until the phase is complete or a stop is asked for.
+@dataclass(frozen=True)
+class LoopCalls:
+    """What the loop asks others for.
 
-    A phase is complete after its last update, or when an evaluation finds its target reached.
-
-    Args:
-        engine: the phase's engine.
-        updates: this rank's updates from `state.samples_seen` on.
-        state: counters, advanced in place.
-        settings: see `LoopSettings`.
-        meter: takes a record of each update.
+    Attributes:
         learning_rate_at: of the update after so many applied ones.
         sum_over_ranks: element-wise sum of host integers; all ranks call it once an update.
         max_over_ranks: largest of a host integer; all ranks call it once an update whose micro
@@ -116,48 +96,115 @@ def train(
         save: writes a checkpoint of the present state; all ranks call it together. Takes whether it
             is the phase's end, and whether it is the best.
         doing: told whenever something begins that takes time.
-
-    Returns:
-        True when the phase is complete, False when it stopped on request.
-
-    Raises:
-        TrainingError: an update cannot be computed, or its loss is not a number; names the update.
     """
-    saved_at = state.global_step
-    is_target_reached = False
-    while state.global_step < settings.total_steps and not is_target_reached:
-        number = f"{settings.phase}, update {state.global_step + 1}"
+
+    learning_rate_at: Callable[[int], float]
+    sum_over_ranks: Callable[[list[int]], list[int]]
+    max_over_ranks: Callable[[int], int]
+    stop_requested: Callable[[], bool]
+    evaluate: Callable[[], Verdict]
+    save: Callable[[bool, bool], None]
+    doing: Callable[[str], None]
+
+
+class Loop:
+    """Trains one phase."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        updates: Iterator[RankUpdate],
+        state: TrainState,
+        settings: LoopSettings,
+        meter: Meter,
+        calls: LoopCalls,
+    ) -> None:
+        """Take the parts.
+
+        Args:
+            engine: the phase's engine.
+            updates: this rank's updates from `state.samples_seen` on.
+            state: counters, advanced in place.
+            settings: see `LoopSettings`.
+            meter: takes a record of each update.
+            calls: see `LoopCalls`.
+        """
+        self._engine = engine
+        self._updates = updates
+        self._state = state
+        self._settings = settings
+        self._meter = meter
+        self._calls = calls
+        self._saved_at = state.global_step
+        self._is_target_reached = False
+
+    def train(self) -> bool:
+        """Train until the phase is complete or a stop is asked for.
+
+        A phase is complete after its last update, or when an evaluation finds its target reached.
+
+        Returns:
+            True when the phase is complete, False when it stopped on request.
+
+        Raises:
+            DataError: rows cannot be read; names the update.
+            TrainingError: an update cannot be computed, or its loss is not a number; names it.
+        """
+        while not self._is_complete:
+            number = f"{self._settings.phase}, update {self._state.global_step + 1}"
+            if not self._do_update(number):
+                break
+            self._look_and_save(number)
+        self._meter.flush()
+        self._calls.doing(f"{self._settings.phase}: saving the last state")
+        if self._state.global_step > self._saved_at:
+            self._calls.save(self._is_complete, False)
+        return self._is_complete
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._is_target_reached or self._state.global_step >= self._settings.total_steps
+
+    def _do_update(self, number: str) -> bool:
+        """One update, unless a stop is asked for on any rank."""
+        engine, state, calls = self._engine, self._state, self._calls
         started = time.perf_counter()
-        doing(f"{number}: waiting for rows")
+        calls.doing(f"{number}: waiting for rows")
         with _naming(number):
-            update = next(updates)
+            update = next(self._updates)
         data_wait_s = time.perf_counter() - started
-        doing(f"{number}: waiting for the other ranks")
-        shares = [
-            update.num_predictions,
-            update.num_pair_labels,
-            update.num_tokens,
-            update.num_squared_lengths,
-        ]
-        *counts, num_stops = sum_over_ranks([*shares, int(stop_requested())])
+        calls.doing(f"{number}: waiting for the other ranks")
+        *counts, num_stops = calls.sum_over_ranks(
+            [
+                update.num_predictions,
+                update.num_pair_labels,
+                update.num_tokens,
+                update.num_squared_lengths,
+                int(calls.stop_requested()),
+            ]
+        )
         num_predictions, num_pair_labels, num_tokens, num_squared_lengths = counts
         if num_stops:
-            break
+            return False
         if update.empty is not None:
-            update = _with_micro_batches(update, max_over_ranks(len(update.micro_batches)))
-        learning_rate = learning_rate_at(state.global_step)
+            update = _with_micro_batches(update, calls.max_over_ranks(len(update.micro_batches)))
+        learning_rate = calls.learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
-        doing(f"{number}: computing")
-        with _naming(number, meter):
-            sums = compute_update(engine, update, num_predictions, num_pair_labels, settings)
-        size, was_applied = settings.train_batch_size, engine.was_update_applied
-        state.record(was_applied=was_applied, num_sequences=size, num_tokens=num_tokens)
+        calls.doing(f"{number}: computing")
+        with _naming(number, self._meter):
+            sums = compute_update(engine, update, num_predictions, num_pair_labels, self._settings)
+        num_sequences = self._settings.train_batch_size
+        state.record(
+            was_applied=engine.was_update_applied,
+            num_sequences=num_sequences,
+            num_tokens=num_tokens,
+        )
         record = UpdateRecord(
             **vars(state),
             **_told_by(engine),
             num_predictions=num_predictions,
             num_pair_labels=num_pair_labels,
-            num_sequences=size,
+            num_sequences=num_sequences,
             num_tokens=num_tokens,
             num_squared_lengths=num_squared_lengths,
             sums=sums,
@@ -165,26 +212,27 @@ def train(
             step_s=time.perf_counter() - started,
             data_wait_s=data_wait_s,
         )
-        meter.add(record)
-        checkpoint_due = state.global_step - saved_at >= settings.checkpoint_every
-        evaluation_due = was_applied and _is_multiple(state.global_step, settings.evaluate_every)
-        if checkpoint_due or evaluation_due or state.global_step % settings.log_every == 0:
-            doing(f"{number}: reading what came out")
-            meter.flush()
+        self._meter.add(record)
+        return True
+
+    def _look_and_save(self, number: str) -> None:
+        """What is due after an update: reading what came out, an evaluation, a checkpoint."""
+        step, settings, calls = self._state.global_step, self._settings, self._calls
+        checkpoint_due = step - self._saved_at >= settings.checkpoint_every
+        evaluation_due = self._engine.was_update_applied and _is_multiple(
+            step, settings.evaluate_every
+        )
+        if checkpoint_due or evaluation_due or step % settings.log_every == 0:
+            calls.doing(f"{number}: reading what came out")
+            self._meter.flush()
         is_best = False
         if evaluation_due:
-            doing(f"{number}: evaluating")
-            is_best, is_target_reached = evaluate()
-        if checkpoint_due or is_best or is_target_reached:
-            doing(f"{number}: saving")
-            save(is_target_reached or state.global_step >= settings.total_steps, is_best)
-            saved_at = state.global_step
-    meter.flush()
-    doing(f"{settings.phase}: saving the last state")
-    is_complete = is_target_reached or state.global_step >= settings.total_steps
-    if state.global_step > saved_at:
-        save(is_complete, False)
-    return is_complete
+            calls.doing(f"{number}: evaluating")
+            is_best, self._is_target_reached = calls.evaluate()
+        if checkpoint_due or is_best or self._is_target_reached:
+            calls.doing(f"{number}: saving")
+            calls.save(self._is_complete, is_best)
+            self._saved_at = step
 
 
 def _is_multiple(step: int, every: int | None) -> bool:

@@ -10,7 +10,8 @@ from bert_ds.config.loading import load_run_config
 from bert_ds.dist import Communicator
 from bert_ds.engine import import_deepspeed
 from bert_ds.train import setup
-from bert_ds.train.pretrain import Run, run_pretraining
+from bert_ds.train.pretrain import run_pretraining
+from bert_ds.train.run import Run
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.stop import StopFlag
 from bert_ds.train.watchdog import Watchdog

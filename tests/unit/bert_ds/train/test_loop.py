@@ -12,10 +12,10 @@ import torch
 from bert_ds.batch import PretrainingBatch
 from bert_ds.data.collate import collate
 from bert_ds.data.stream import RankUpdate
-from bert_ds.errors import DataError, TrainingError
+from bert_ds.errors import DataError, DivergedError, TrainingError
 from bert_ds.metrics.meter import Meter
 from bert_ds.model import PretrainingOutput
-from bert_ds.train.loop import LoopSettings, Verdict, train
+from bert_ds.train.loop import Loop, LoopCalls, LoopSettings, Verdict
 from bert_ds.train.state import TrainState
 from tests.support.datasets import random_block
 
@@ -95,38 +95,60 @@ def make_updates(start: int = 0, is_paired: bool = True) -> Iterator[RankUpdate]
         position += BATCH
 
 
+def calls(**changes: Any) -> LoopCalls:
+    """Those of one rank, where nothing is saved and nothing evaluated."""
+    defaults: dict[str, Any] = {
+        "learning_rate_at": lambda step: 0.1 * (step + 1),
+        "sum_over_ranks": lambda values: values,
+        "max_over_ranks": lambda value: value,
+        "stop_requested": lambda: False,
+        "evaluate": lambda: pytest.fail("no evaluation was asked for"),
+        "save": lambda *flags: pytest.fail("no checkpoint is due"),
+        "doing": lambda what: None,
+    }
+    return LoopCalls(**{**defaults, **changes})
+
+
+def settings(total_steps: int, checkpoint_every: int = 2, **changes: Any) -> LoopSettings:
+    defaults: dict[str, Any] = {
+        "phase": "phase1",
+        "total_steps": total_steps,
+        "train_batch_size": BATCH,
+        "checkpoint_every": checkpoint_every,
+        "log_every": 4,
+        "evaluate_every": None,
+        "dropout_key": (42, 0),
+        "device": torch.device("cpu"),
+    }
+    return LoopSettings(**{**defaults, **changes})
+
+
 def run(
     engine: FakeEngine,
     state: TrainState,
     *,
     total_steps: int = 6,
     stop_after: int | None = None,
-    sum_over_ranks: Any = lambda values: values,
-    max_over_ranks: Any = lambda value: value,
-    log_every: int = 4,
     is_paired: bool = True,
     evaluate_every: int | None = None,
-    evaluate: Any = lambda: pytest.fail("no evaluation was asked for"),
-    doing: Any = lambda what: None,
+    updates: Iterator[RankUpdate] | None = None,
+    **changes: Any,
 ) -> tuple[bool, list[dict[str, Any]], list[Any]]:
+    """Whether the phase is complete, the rows, and what was saved when."""
     sink, saves = Rows(), []
-    done = train(
+    asked: dict[str, Any] = {
+        "stop_requested": lambda: stop_after is not None and state.global_step >= stop_after,
+        "save": lambda *flags: saves.append((state.global_step, *flags)),
+    }
+    loop = Loop(
         engine,
-        make_updates(state.samples_seen, is_paired),
+        updates or make_updates(state.samples_seen, is_paired),
         state,
-        LoopSettings(
-            "phase1", total_steps, BATCH, 2, log_every, evaluate_every, (42, 0), torch.device("cpu")
-        ),
+        settings(total_steps, evaluate_every=evaluate_every),
         Meter("phase1", lambda tensor: tensor, [sink]),
-        learning_rate_at=lambda step: 0.1 * (step + 1),
-        sum_over_ranks=sum_over_ranks,
-        max_over_ranks=max_over_ranks,
-        stop_requested=lambda: stop_after is not None and state.global_step >= stop_after,
-        evaluate=evaluate,
-        save=lambda *flags: saves.append((state.global_step, *flags)),
-        doing=doing,
+        calls(**{**asked, **changes}),
     )
-    return done, sink.rows, saves
+    return loop.train(), sink.rows, saves
 
 
 def test_a_phase_runs_to_its_end_with_a_row_an_update_and_its_checkpoints() -> None:
@@ -197,21 +219,12 @@ def test_an_update_that_fails_keeps_what_was_logged_before_it() -> None:
             return super().micro_step(*arguments, **flags)
 
     sink = Rows()
+    meter = Meter("phase1", lambda tensor: tensor, [sink])
+    loop = Loop(
+        Failing(), make_updates(), TrainState(), settings(9, 9, log_every=9), meter, calls()
+    )
     with pytest.raises(TrainingError, match="phase1, update 3: the gradients overflow"):
-        train(
-            Failing(),
-            make_updates(),
-            TrainState(),
-            LoopSettings("phase1", 9, BATCH, 9, 9, None, (42, 0), torch.device("cpu")),
-            Meter("phase1", lambda tensor: tensor, [sink]),
-            learning_rate_at=lambda step: 0.1,
-            sum_over_ranks=lambda values: values,
-            max_over_ranks=lambda value: value,
-            stop_requested=lambda: False,
-            evaluate=lambda: pytest.fail("no evaluation was asked for"),
-            save=lambda *flags: pytest.fail("none is due"),
-            doing=lambda what: None,
-        )
+        loop.train()
     assert [row["global_step"] for row in sink.rows] == [1, 2]
 
 
@@ -230,20 +243,7 @@ def test_rows_that_cannot_be_read_and_memory_that_is_short_name_the_update() -> 
     )
     for engine, updates, error, message in cases:
         with pytest.raises(error, match=message):
-            train(
-                engine,
-                updates,
-                TrainState(),
-                LoopSettings("phase1", 9, BATCH, 9, 9, None, (42, 0), torch.device("cpu")),
-                Meter("phase1", lambda tensor: tensor, [Rows()]),
-                learning_rate_at=lambda step: 0.1,
-                sum_over_ranks=lambda values: values,
-                max_over_ranks=lambda value: value,
-                stop_requested=lambda: False,
-                evaluate=lambda: pytest.fail("no evaluation was asked for"),
-                save=lambda *flags: pytest.fail("none is due"),
-                doing=lambda what: None,
-            )
+            run(engine, TrainState(), updates=updates)
 
 
 def test_losses_are_sums_over_global_counts() -> None:
@@ -281,25 +281,11 @@ def test_a_rank_with_fewer_packed_micro_batches_computes_empty_ones() -> None:
         asked.append(number)
         return 5
 
-    sink = Rows()
-    train(
-        engine,
-        updates(),
-        state,
-        LoopSettings("phase1", 2, BATCH, 2, 4, None, (42, 0), torch.device("cpu")),
-        Meter("phase1", lambda tensor: tensor, [sink]),
-        learning_rate_at=lambda step: 0.1,
-        sum_over_ranks=lambda values: values,
-        max_over_ranks=most,
-        stop_requested=lambda: False,
-        evaluate=lambda: pytest.fail("no evaluation was asked for"),
-        save=lambda *flags: None,
-        doing=lambda what: None,
-    )
+    _, rows, _ = run(engine, state, total_steps=2, updates=updates(), max_over_ranks=most)
     assert asked == [ACCUMULATION, ACCUMULATION]
     assert engine.last_flags == [False, False, False, False, True] * 2
     assert len(set(engine.dropout_draws)) == 10
-    assert sink.rows[0]["mlm_loss"] == pytest.approx(6.0)  # the empty ones add nothing
+    assert rows[0]["mlm_loss"] == pytest.approx(6.0)  # the empty ones add nothing
 
 
 def test_the_last_micro_batch_is_told_and_ranks_ask_nothing_where_all_have_as_many() -> None:
@@ -352,19 +338,9 @@ def test_a_resumed_loop_draws_the_dropout_of_the_undisturbed_one() -> None:
 
 def test_a_loss_that_is_not_a_number_stops_the_run_and_is_logged() -> None:
     sink = Rows()
-    with pytest.raises(TrainingError, match="the loss of phase1 is nan at update 1"):
-        train(
-            FakeEngine(loss=float("nan")),
-            make_updates(),
-            TrainState(),
-            LoopSettings("phase1", 4, BATCH, 2, 1, None, (42, 0), torch.device("cpu")),
-            Meter("phase1", lambda tensor: tensor, [sink]),
-            learning_rate_at=lambda step: 0.1,
-            sum_over_ranks=lambda values: values,
-            max_over_ranks=lambda value: value,
-            stop_requested=lambda: False,
-            evaluate=lambda: pytest.fail("no evaluation was asked for"),
-            save=lambda *flags: pytest.fail("no checkpoint of a broken state"),
-            doing=lambda what: None,
-        )
+    meter = Meter("phase1", lambda tensor: tensor, [sink])
+    engine = FakeEngine(loss=float("nan"))
+    loop = Loop(engine, make_updates(), TrainState(), settings(4, log_every=1), meter, calls())
+    with pytest.raises(DivergedError, match="the loss of phase1 is nan at update 1"):
+        loop.train()
     assert len(sink.rows) == 1

@@ -1,0 +1,344 @@
+"""One phase of a run: its model, engine, data and loop, from where it stands to its end."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from bert_ds.checkpoint import Checkpoint, CheckpointState, load_checkpoint, load_weights
+from bert_ds.config.recipe import PhaseConfig, RunConfig
+from bert_ds.data.stream import Prefetcher
+from bert_ds.dist import Communicator
+from bert_ds.engine import TrainEngine
+from bert_ds.errors import DivergedError, StopRequested
+from bert_ds.metrics.meter import Meter, Sink
+from bert_ds.metrics.sinks import JsonLinesSink, ProgressSink, TensorBoardSink, duration_text
+from bert_ds.model import BertForPreTraining
+from bert_ds.optim import learning_rate_at
+from bert_ds.optim.state import load_optimizer_tensors, optimizer_step
+from bert_ds.train import setup
+from bert_ds.train.evaluate import HeldOutResult, evaluate
+from bert_ds.train.initial import load_init_from
+from bert_ds.train.loop import Loop, LoopCalls, LoopSettings, Verdict
+from bert_ds.train.rollback import may_roll_back, roll_back
+from bert_ds.train.run import Run, drop_rows_after, newest_of
+from bert_ds.train.state import TrainState
+from bert_ds.train.summary import phase_entries
+from bert_ds.train.writer import CheckpointWriter, tensors_of
+
+log = logging.getLogger(__name__)
+
+
+def run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> None:
+    """Train one phase to its end, from the checkpoint or, without one, from nothing.
+
+    Args:
+        run: opened and checked.
+        phase_index: of the recipe's phases.
+        checkpoint: of this phase, or of the end of the one before.
+
+    Raises:
+        StopRequested: a stop was asked for; its state is saved.
+        DivergedError: training has diverged, and going back was not asked for or does not help.
+    """
+    while True:
+        diverged = _Phase.enter(run, phase_index, checkpoint).train()
+        if diverged is None:
+            return
+        checkpoint = load_checkpoint(newest_of(run))
+
+
+@dataclass
+class _Phase:
+    """A phase that has been entered.
+
+    The model is built anew: what an engine makes of one (half precision, flat buffers, partitions)
+    ends with the phase.
+    """
+
+    run: Run
+    index: int
+    model: BertForPreTraining
+    parts: setup.PhaseSetup
+    state: TrainState
+    sinks: list[Sink]
+    meter: Meter
+    writer: CheckpointWriter
+
+    @classmethod
+    def enter(cls, run: Run, index: int, checkpoint: Checkpoint | None) -> _Phase:
+        """Build everything that the phase needs, with the checkpoint's state in it."""
+        phase = run.config.phases[index]
+        run.watchdog.doing(f"{phase.name}: building the model and its engine")
+        model = model_of(run, checkpoint)
+        parts = setup.build_phase(run.config, index, model, run.data[index], run.world)
+        state = _enter(run, index, parts, checkpoint)
+        sinks = _open_sinks(run, index, state)
+        meter = Meter(
+            phase.name,
+            run.comm.sum_tensor,
+            sinks,
+            norms_by_layer=run.config.logging.norms_by_layer,
+            speed=setup.speed_of(run.config, phase, run.world, run.device),
+        )
+        writer = CheckpointWriter(run.folder.checkpoints, run.config.checkpoint)
+        return cls(run, index, model, parts, state, sinks, meter, writer)
+
+    @property
+    def config(self) -> PhaseConfig:
+        """Its settings."""
+        return self.run.config.phases[self.index]
+
+    def train(self) -> DivergedError | None:
+        """Train to the end; returns the divergence after which it is to be entered again.
+
+        Raises:
+            StopRequested: a stop was asked for; its state is saved.
+            DivergedError: it has diverged, and there is no going back.
+        """
+        run, state = self.run, self.state
+        started, started_samples = time.monotonic(), state.samples_seen
+        diverged: DivergedError | None = None
+        is_complete = False
+        updates = Prefetcher(self.parts.stream.updates(state.samples_seen))
+        calls = LoopCalls(
+            learning_rate_at=self._learning_rate_at,
+            sum_over_ranks=run.comm.sum_numbers,
+            max_over_ranks=run.comm.max_number,
+            stop_requested=lambda: run.stop.is_set or self.writer.has_failed,
+            evaluate=self._evaluate,
+            save=self._save,
+            doing=run.watchdog.doing,
+        )
+        loop = Loop(self.parts.engine, updates, state, self._loop_settings(), self.meter, calls)
+        try:
+            is_complete = loop.train()
+        except DivergedError as err:
+            diverged = err
+        finally:
+            self.parts.stream.close()
+            updates.close()
+            for sink in self.sinks:
+                sink.close()
+        run.comm.together(self.writer.wait)
+        if run.is_main:
+            run.folder.update_summary(phases=phase_entries(run.config, run.folder.metrics))
+        self.parts.engine.destroy()
+        if diverged is not None:
+            self._go_back(diverged)
+        elif not is_complete:
+            self._tell_stop()
+        elif run.is_main:
+            seconds = time.monotonic() - started
+            rate = (state.samples_seen - started_samples) / max(seconds, 1e-9)
+            log.info(
+                "%s complete: %d updates, %s, %.0f sequences/s",
+                self.config.name, state.global_step, duration_text(seconds), rate,
+            )  # fmt: skip
+        return diverged
+
+    def _loop_settings(self) -> LoopSettings:
+        config = self.run.config
+        has_held_out = self.run.data[self.index].manifest.totals("valid").rows > 0
+        return LoopSettings(
+            phase=self.config.name,
+            total_steps=self.config.total_steps,
+            train_batch_size=self.parts.batch.train_batch_size,
+            checkpoint_every=config.checkpoint.every_steps,
+            log_every=config.logging.every_steps,
+            evaluate_every=config.evaluation.every_steps if has_held_out else None,
+            dropout_key=(config.seed, self.index),
+            device=self.run.device,
+        )
+
+    def _learning_rate_at(self, step: int) -> float:
+        peak = self.parts.peak_learning_rate
+        return learning_rate_at(self.config.schedule, peak, step, self.config.total_steps)
+
+    def _evaluate(self) -> Verdict:
+        """Evaluate during training, and say what follows from it."""
+        run, phase, state = self.run, self.config, self.state
+        started = time.perf_counter()
+        result = evaluate_held_out(
+            run.config, run.data[self.index], self.model, run.comm, self.parts.engine
+        )
+        is_best = is_reached = False
+        if run.is_main:
+            former = run.folder.evaluations_of(phase.name)
+            is_best = all(result.mlm_loss < row["mlm_loss"] for row in former)
+            target = phase.target_mlm_accuracy
+            is_reached = target is not None and result.mlm_accuracy >= target
+            seconds = time.perf_counter() - started
+            self.meter.add_evaluation(
+                {"phase": phase.name, **vars(state), **result.as_dict(), "evaluation_s": seconds}
+            )
+            if is_reached:
+                log.info(
+                    "%s ends at update %d: its target, a held-out MLM accuracy of %g, is reached",
+                    phase.name,
+                    state.global_step,
+                    target,
+                )
+        flags = run.comm.sum_numbers([int(is_best and run.config.checkpoint.keep_best), is_reached])
+        return Verdict(*(bool(flag) for flag in flags))
+
+    def _save(self, is_phase_end: bool, is_best: bool) -> None:
+        """Have a checkpoint of the present state written; every rank comes here, rank 0 writes."""
+        run, phase, state, engine = self.run, self.config, self.state, self.parts.engine
+        manifest = run.data[self.index].manifest
+        stage, precision = setup.layout_of(phase)
+        described = CheckpointState(
+            phase=phase.name,
+            phase_index=self.index,
+            **vars(state),
+            is_phase_end=is_phase_end,
+            optimizer_step=optimizer_step(engine.optimizer),
+            loss_scaler=engine.scaler_state(),
+            dataset_fingerprint=manifest.fingerprint,
+            vocabulary_sha256=manifest.vocabulary.sha256,
+            world_size=run.world.world_size,
+            zero_stage=stage,
+            precision=precision,
+            versions=setup.package_versions(),
+        )
+        weights, moments = tensors_of(engine)
+
+        def submit() -> None:
+            if run.is_main:
+                self.writer.submit(described, weights, moments, is_best=is_best)
+
+        run.comm.together(submit)
+
+    def _go_back(self, diverged: DivergedError) -> None:
+        """Make an earlier checkpoint the newest where that is asked for; else raise the error."""
+        run, config = self.run, self.run.config.divergence
+
+        def choose() -> bool:
+            if not run.is_main or not may_roll_back(run.folder, config):
+                return False
+            former = roll_back(run.folder, config, self.index, self.state, str(diverged))
+            if former is not None:
+                drop_rows_after(run, former.state)
+            return former is not None
+
+        if not run.comm.any(run.comm.together(choose)):
+            raise diverged
+
+    def _tell_stop(self) -> None:
+        name, step = self.config.name, self.state.global_step
+        if self.run.is_main:
+            self.run.folder.update_summary(status="interrupted")
+            log.info("stopped in %s at update %d", name, step)
+        raise StopRequested(
+            f"stopped on request in {name} after update {step}; the state is "
+            "saved, the same command (with --resume auto, the default) goes on from there"
+        )
+
+
+def evaluate_held_out(
+    config: RunConfig,
+    data: setup.PhaseData,
+    model: BertForPreTraining,
+    comm: Communicator,
+    engine: TrainEngine | None = None,
+) -> HeldOutResult:
+    """Evaluate on the held-out rows of a dataset, on all ranks together.
+
+    Args:
+        config: settings of the run.
+        data: the dataset.
+        model: what is evaluated.
+        comm: the ranks.
+        engine: the engine that has taken the model, where one has.
+    """
+    reader, masks = setup.open_held_out(config, data)
+    with ExitStack() as stack:
+        stack.callback(reader.close)
+        return evaluate(
+            model,
+            reader,
+            data.manifest,
+            masks,
+            micro_batch_size=config.evaluation.micro_batch_size,
+            max_sequences=config.evaluation.max_sequences,
+            rank=comm.world.rank,
+            world_size=comm.world.world_size,
+            device=comm.device,
+            sum_over_ranks=comm.sum_tensor,
+            layout=config.execution.batch_layout,
+            forward=stack.enter_context(engine.evaluating()) if engine else None,
+            is_partitioned=engine is not None and engine.is_partitioned,
+        )
+
+
+def model_of(run: Run, checkpoint: Checkpoint | None) -> BertForPreTraining:
+    """A model with the checkpoint's weights or, without one, with those it begins with."""
+    model = setup.build_model(run.config, run.device)
+    if checkpoint is not None:
+        load_weights(model, checkpoint)
+    elif run.config.init_from is not None:
+        load_init_from(model, run.config.init_from, run.is_main)
+    return model
+
+
+def _enter(
+    run: Run, phase_index: int, parts: setup.PhaseSetup, checkpoint: Checkpoint | None
+) -> TrainState:
+    """Load the optimizer's state for this phase; returns the counters to start from."""
+    phase = run.config.phases[phase_index]
+    if checkpoint is None:
+        return TrainState()
+    parts.engine.load_master_weights(checkpoint.weights)
+    is_same_phase = checkpoint.state.phase_index == phase_index
+    if is_same_phase or phase.moments == "carry":
+        load_optimizer_tensors(
+            parts.engine.optimizer,
+            checkpoint.optimizer,
+            step=checkpoint.state.optimizer_step if is_same_phase else 0,
+        )
+    if not is_same_phase:
+        return TrainState()
+    saved = checkpoint.state
+    parts.engine.load_scaler_state(saved.loss_scaler)
+    if run.is_main:
+        log.info("going on from %s", checkpoint.path)
+    return TrainState(saved.global_step, saved.skipped_steps, saved.samples_seen, saved.tokens_seen)
+
+
+def _open_sinks(run: Run, phase_index: int, state: TrainState) -> list[Sink]:
+    if not run.is_main:
+        return []
+    phase = run.config.phases[phase_index]
+    samples_before = _samples_before(run.config, phase_index)
+    folder = run.folder.path / "tensorboard"
+    return [
+        JsonLinesSink(run.folder.metrics, run.folder.evaluations),
+        TensorBoardSink(folder, phase.name, samples_before, state.samples_seen),
+        ProgressSink(
+            phase.name,
+            phase.total_steps,
+            state.global_step,
+            sys.stderr,
+            later_work=_later_work(run, phase_index),
+        ),
+    ]
+
+
+def _later_work(run: Run, phase_index: int) -> float:
+    """FLOPs of the phases after this one by those of this one."""
+    flops = [
+        setup.expected_flops(run.config.model, phase, data.manifest)
+        for phase, data in zip(run.config.phases, run.data, strict=True)
+    ]
+    return sum(flops[phase_index + 1 :]) / flops[phase_index]
+
+
+def _samples_before(config: RunConfig, phase_index: int) -> int:
+    """Rows of the phases before this one, where each has all its updates."""
+    return sum(
+        earlier.total_steps * earlier.deepspeed["train_batch_size"]
+        for earlier in config.phases[:phase_index]
+    )

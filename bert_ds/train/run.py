@@ -1,0 +1,66 @@
+"""What all phases of a run share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bert_ds.checkpoint import CheckpointState
+from bert_ds.config.recipe import RunConfig
+from bert_ds.dist import Communicator
+from bert_ds.metrics.meter import MetricsRow
+from bert_ds.metrics.sinks import keep_rows
+from bert_ds.train import setup
+from bert_ds.train.run_folder import RunFolder
+from bert_ds.train.stop import StopFlag
+from bert_ds.train.watchdog import Watchdog
+from bert_ds.world import World
+
+
+@dataclass
+class Run:
+    """What all phases of a run share.
+
+    `origin` says how the run was started; it is kept beside the settings.
+    """
+
+    config: RunConfig
+    world: World
+    comm: Communicator
+    device: torch.device
+    folder: RunFolder
+    data: list[setup.PhaseData]
+    stop: StopFlag
+    watchdog: Watchdog
+    origin: dict[str, Any]
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes and talks."""
+        return self.world.is_main
+
+
+def newest_of(run: Run) -> Path:
+    """The checkpoint that was just written, on every rank."""
+    text = ""
+    if run.is_main:
+        text = (run.folder.checkpoints / "latest").read_text().strip()
+    return run.folder.checkpoints / run.comm.broadcast_text(text)
+
+
+def drop_rows_after(run: Run, state: CheckpointState | None) -> None:
+    """Remove logged updates that the checkpoint does not know: they will be done again."""
+    earlier = {phase.name for phase in run.config.phases[: state.phase_index if state else 0]}
+
+    def is_kept(row: MetricsRow) -> bool:
+        if state is None:
+            return False
+        if row["phase"] == state.phase:
+            return bool(row["samples_seen"] <= state.samples_seen)
+        return row["phase"] in earlier
+
+    keep_rows(run.folder.metrics, is_kept)
+    keep_rows(run.folder.evaluations, is_kept)
