@@ -11,9 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.support.commands import BIN, deepspeed_pretrain, kill, run, start, wait_until
 from tests.support.datasets import make_dataset
+from tests.support.recipes import tiny_recipe, write_recipe
 from tests.support.run_folders import (
     assert_same_result,
     num_rows,
@@ -186,6 +189,56 @@ def test_going_back_to_an_earlier_checkpoint_repeats_what_came_after_it(
     assert done.returncode == 0, done.stderr
     assert "going on" not in done.stderr  # phase 2 begins
     assert_same_result(output, finished_run)
+
+
+@pytest.mark.parametrize("lengths", [(64,), (32, 32, 64)])
+def test_a_run_has_as_many_phases_as_its_recipe(
+    tiny_data: Path, tmp_path: Path, lengths: tuple[int, ...]
+) -> None:
+    recipe = tiny_recipe(total_steps=(3, 3))
+    phase = recipe["phases"][0]
+    recipe["phases"] = [
+        {
+            **phase,
+            "name": f"part{number}",
+            "sequence_length": length,
+            "max_predictions_per_seq": length // 4,
+            "deepspeed": f"part{number}.json",
+        }
+        for number, length in enumerate(lengths)
+    ]
+    write_recipe(tmp_path / "recipe", recipe)
+    output = tmp_path / "run"
+    done = run(
+        "bert-ds", "pretrain", "--recipe", tmp_path / "recipe", "--data", tiny_data, "--output-dir",
+        output,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = [(f"part{number}", step) for number in range(len(lengths)) for step in (1, 2, 3)]
+    assert [(row["phase"], row["global_step"]) for row in rows_of(output)] == expected
+    assert summary_of(output)["held_out"]["sequence_length"] == lengths[-1]
+
+
+def test_moments_are_carried_into_the_next_phase_or_begin_anew(
+    tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    saved = {}
+    for moments in ("carry", "reset"):
+        done = run(
+            "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
+            "--output-dir", tmp_path / moments, "--set", "phases.0.total_steps=3",
+            "phases.1.total_steps=1", f"phases.1.moments={moments}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        folder = tmp_path / moments / "checkpoints"
+        saved[moments] = load_file(folder / "01-phase2-step00000001" / "optimizer.safetensors")
+    before = load_file(folder / "00-phase1-step00000003" / "optimizer.safetensors")
+    # the same weights, rows and dropout, so the same gradient: what is left of before differs
+    for name, former in before.items():
+        beta = 0.9 if name.startswith("exp_avg/") else 0.999
+        left = saved["carry"][name] - saved["reset"][name]
+        torch.testing.assert_close(left, beta * former, rtol=1e-4, atol=1e-7, msg=name)
+    assert all(former.any() for former in before.values())
 
 
 def test_without_held_out_rows_the_run_says_so_and_completes(
