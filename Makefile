@@ -30,7 +30,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck launchers/*.sh tests/gpu/check.sh .ci/run
+	$(BIN)/shellcheck launchers/*.sh launchers/slurm.sbatch tests/gpu/check.sh .ci/run
 
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as torch_dist
 
 from bert_ds.errors import BertDsError, LaunchError, PeerError
+from bert_ds.meeting import export_meeting_place
 from bert_ds.world import World
 
 T = TypeVar("T")
@@ -29,7 +30,7 @@ def init_process_group(world: World, device: torch.device, timeout_s: float = 18
         timeout_s: seconds that a collective waits for a missing rank before it fails.
 
     Raises:
-        LaunchError: MASTER_ADDR or MASTER_PORT is missing, or the ranks cannot meet.
+        LaunchError: nobody says where the ranks meet, or they cannot.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -38,13 +39,7 @@ def init_process_group(world: World, device: torch.device, timeout_s: float = 18
         store = torch_dist.HashStore()  # type: ignore[attr-defined]  # missing in its stubs
         torch_dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return
-    missing = [key for key in ("MASTER_ADDR", "MASTER_PORT") if key not in os.environ]
-    if missing:
-        raise LaunchError(
-            f"{world.world_size} ranks were started by {world.launcher}, but "
-            f"{' and '.join(missing)} must be exported: "
-            "the address of the first host and a free port on it"
-        )
+    export_meeting_place(world)
     try:
         torch_dist.init_process_group(
             backend,

@@ -42,27 +42,33 @@ def test_torchrun(
 
 
 @pytest.mark.skipif(shutil.which("mpiexec", path=str(BIN)) is None, reason="no mpich installed")
+@pytest.mark.parametrize("is_exported", [True, False])
 def test_mpiexec(
-    finished_run: Path, tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
+    finished_run: Path,
+    tiny_recipe_folder: Path,
+    tiny_data: Path,
+    tmp_path: Path,
+    is_exported: bool,
 ) -> None:
     output = tmp_path / "run"
     command = ["mpiexec", "-n", "2", BIN / "python", "-m", "bert_ds"]
     arguments = pretrain(tiny_recipe_folder, tiny_data, output)
-    done = run(*command, *arguments, env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()})
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    done = run(*command, *arguments, env=place if is_exported else {})
     assert done.returncode == 0, done.stderr
     assert losses(output) == losses(finished_run)
 
 
-@pytest.mark.skipif(shutil.which("mpiexec", path=str(BIN)) is None, reason="no mpich installed")
-def test_mpiexec_without_a_meeting_place_says_what_to_export(
+def test_ranks_without_a_meeting_place_say_what_to_export(
     tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     done = run(
-        "mpiexec", "-n", "2", BIN / "python", "-m", "bert_ds",
+        "bert-ds",
         *pretrain(tiny_recipe_folder, tiny_data, tmp_path / "run"),
-    )  # fmt: skip
+        env={"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"},
+    )
     assert done.returncode == 1
-    assert "MASTER_ADDR and MASTER_PORT must be exported" in done.stderr
+    assert "2 ranks were started by torch, but MASTER_ADDR and MASTER_PORT must be" in done.stderr
 
 
 def test_one_process_needs_no_launcher(

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 BERT_DS_LAYERS = (
     ("errors",),
     ("files", "seeding", "batch", "world"),
+    ("meeting",),
     ("config", "dist"),
     ("model", "optim", "data", "metrics"),
     ("engine",),

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# By mpiexec, of Open MPI or MPICH; the ranks find out by themselves where they meet (mpi4py, built for
+# the same MPI, must be installed).
+#   RANKS=16 RECIPE=... DATA=... RUN=... bash launchers/mpi.sh [more arguments]
+# HOSTS=node1:8,node2:8 for several hosts. MPIEXEC names another mpiexec. DRY_RUN=1 prints the command.
+set -euo pipefail
+
+: "${RANKS:?how many ranks}"
+: "${RECIPE:?the recipe folder}" "${DATA:?the folder with seq128 and seq512}" "${RUN:?the run folder}"
+
+mpiexec="${MPIEXEC:-mpiexec}"
+command=("$mpiexec" -n "$RANKS")
+if [[ -n "${HOSTS:-}" ]]; then
+  if "$mpiexec" --version 2>&1 | grep -qi "open mpi\|openrte"; then
+    command+=(--host "$HOSTS")
+  else
+    command+=(-hosts "$HOSTS")
+  fi
+fi
+command+=("${PYTHON:-python3}" -m bert_ds pretrain)
+command+=(--recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
+
+if [[ -n "${DRY_RUN:-}" ]]; then
+  printf '%q ' "${command[@]}"
+  echo
+else
+  exec "${command[@]}"
+fi

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# By torchrun, started once on every host with the same arguments.
+#   RANKS=8 RECIPE=... DATA=... RUN=... bash launchers/torchrun.sh [more arguments]
+# HOSTS=2 RENDEZVOUS=node1:29500 for several hosts. DRY_RUN=1 prints the command.
+set -euo pipefail
+
+: "${RANKS:?ranks on each host, such as its GPUs}"
+: "${RECIPE:?the recipe folder}" "${DATA:?the folder with seq128 and seq512}" "${RUN:?the run folder}"
+
+command=(torchrun --nproc_per_node "$RANKS")
+if [[ "${HOSTS:-1}" -gt 1 ]]; then
+  : "${RENDEZVOUS:?host:port of one of the hosts}"
+  command+=(--nnodes "$HOSTS" --rdzv_backend c10d --rdzv_endpoint "$RENDEZVOUS" --rdzv_id "bert_ds")
+elif [[ -n "${MASTER_PORT:-}" ]]; then
+  command+=(--master_port "$MASTER_PORT")
+fi
+command+=(-m bert_ds pretrain --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
+
+if [[ -n "${DRY_RUN:-}" ]]; then
+  printf '%q ' "${command[@]}"
+  echo
+else
+  exec "${command[@]}"
+fi
