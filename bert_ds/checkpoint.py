@@ -52,6 +52,8 @@ class CheckpointState:
         vocabulary_sha256: of the vocabulary.
         world_size, zero_stage, precision: the layout that wrote it, for information.
         versions: of the packages that wrote it.
+        rollbacks: number of the rollback that made it; 0 for a checkpoint of training.
+        rows_until: samples_seen of the last logged update that counts, where it is another.
     """
 
     phase: str
@@ -69,11 +71,14 @@ class CheckpointState:
     zero_stage: int
     precision: str
     versions: dict[str, str]
+    rollbacks: int = 0
+    rows_until: int | None = None
 
     @property
     def folder_name(self) -> str:
         """Name of the checkpoint's folder; sorts by progress."""
-        return f"{self.phase_index:02d}-{self.phase}-step{self.global_step:08d}"
+        name = f"{self.phase_index:02d}-{self.phase}-step{self.global_step:08d}"
+        return f"{name}-rollback{self.rollbacks}" if self.rollbacks else name
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,7 @@ def save_checkpoint(
     temporary = folder / (state.folder_name + _TEMPORARY)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob("*-step*" + _TEMPORARY):
-            shutil.rmtree(stale)
+        _clear_up(folder)
         _check_room(folder, [*weights.values(), *optimizer.values()])
         temporary.mkdir()
         for name, tensors in ((WEIGHTS_FILE, weights), (OPTIMIZER_FILE, optimizer)):
@@ -326,14 +330,35 @@ def _by_age(folder: Path) -> list[Path]:
     found = [
         path
         for path in folder.iterdir()
-        if path.is_dir() and not path.name.endswith(_TEMPORARY) and "-step" in path.name
+        if path.is_dir() and "-step" in path.name and _is_a_checkpoint(path)
     ]
     return sorted(found, key=_written_at, reverse=True)
+
+
+def _is_a_checkpoint(path: Path) -> bool:
+    """Whether it is none in the making, or one moved aside whose successor never came."""
+    is_aside = path.name.endswith(_REPLACED + _TEMPORARY) and not _name_of(path).exists()
+    return is_aside or not path.name.endswith(_TEMPORARY)
 
 
 def _written_at(path: Path) -> tuple[int, str]:
     manifest = path / "manifest.json"
     return (manifest.stat().st_mtime_ns if manifest.is_file() else 0, path.name)
+
+
+def _clear_up(folder: Path) -> None:
+    """Remove what a killed save has left, and put back what it had moved aside."""
+    for stale in folder.glob("*-step*" + _TEMPORARY):
+        base = _name_of(stale)
+        if stale.name.endswith(_REPLACED + _TEMPORARY) and not base.exists():
+            stale.rename(base)
+        else:
+            shutil.rmtree(stale)
+
+
+def _name_of(path: Path) -> Path:
+    """The name that a checkpoint has, or had before it was moved aside."""
+    return path.with_name(path.name.removesuffix(_REPLACED + _TEMPORARY))
 
 
 def _check_room(folder: Path, tensors: list[torch.Tensor]) -> None:

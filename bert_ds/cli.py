@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
 import time
 import traceback
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_ds import __version__
+from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, ConfigError, LaunchError, PeerError, StopRequested
 from bert_ds.world import World, world_from_environment
 
@@ -121,11 +121,10 @@ def _add_supervise(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 def _seconds(text: str) -> float:
     """A duration: a number of seconds, or numbers with d, h, m and s."""
-    parts = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?", text.strip())
-    if not text.strip() or parts is None:
-        raise argparse.ArgumentTypeError(f"'{text}' is no time; write 90m, 3h50m or 3600")
-    units = (86_400, 3_600, 60, 1)
-    return float(sum(int(n or 0) * unit for n, unit in zip(parts.groups(), units, strict=True)))
+    try:
+        return seconds_of(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -139,9 +138,10 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_evaluate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
-        "evaluate", help="held-out loss and accuracies of a run's newest checkpoint, as JSON"
+        "evaluate", help="held-out loss and accuracies of a run's weights, as JSON"
     )
     _add_run(command)
+    _add_checkpoint(command)
     command.add_argument(
         "--data", type=Path, required=True, metavar="DIR", help="folder as for pretrain"
     )
@@ -153,15 +153,17 @@ def _add_fill_mask(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "--run", type=Path, required=True, metavar="RUN",
         help="a run folder of pretrain, or a Hugging Face folder",
     )  # fmt: skip
+    _add_checkpoint(command)
     command.add_argument("text", help="text with one or more [MASK]")
     command.add_argument("--top-k", type=int, default=5, metavar="K", help="guesses (default 5)")
 
 
 def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
-        "export-hf", help="write a run's newest weights as a Hugging Face folder"
+        "export-hf", help="write a run's weights as a Hugging Face folder"
     )
     _add_run(command)
+    _add_checkpoint(command)
     command.add_argument("--output-dir", type=Path, required=True, metavar="DIR")
     command.add_argument(
         "--architecture", default="BertForPreTraining",
@@ -281,6 +283,13 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--run", type=Path, required=True, metavar="RUN", help="a run folder of pretrain"
     )
+
+
+def _add_checkpoint(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--checkpoint", choices=["latest", "best"], default="latest",
+        help="of a run: the newest weights (default), or those that checkpoint.keep_best has kept",
+    )  # fmt: skip
 
 
 def _run(arguments: argparse.Namespace, command_line: list[str], world: World) -> None:

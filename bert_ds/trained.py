@@ -8,7 +8,13 @@ from pathlib import Path
 import torch
 from tokenizers import BertWordPieceTokenizer
 
-from bert_ds.checkpoint import Checkpoint, load_checkpoint, load_weights, newest_checkpoint
+from bert_ds.checkpoint import (
+    Checkpoint,
+    check_files,
+    load_checkpoint,
+    load_weights,
+    newest_checkpoint,
+)
 from bert_ds.errors import CheckpointError, DataError
 from bert_ds.model import BertForPreTraining, import_pretraining
 from bert_ds.model.hf_tokenizer import read_tokenizer
@@ -60,16 +66,24 @@ class Guess:
     probability: float
 
 
-def load_trained(path: Path) -> TrainedModel:
-    """Load the newest whole checkpoint of a run.
+def load_trained(path: Path, which: str = "latest") -> TrainedModel:
+    """Load a checkpoint of a run.
+
+    Args:
+        path: the run folder.
+        which: `latest`, the newest whole one, or `best`.
 
     Raises:
-        CheckpointError: no run there, or it has no checkpoint yet.
+        CheckpointError: no run there, or it has no such checkpoint.
     """
     folder, config = open_run(path)
-    found, _ = newest_checkpoint(folder.checkpoints, with_optimizer=False)
-    if found is None:
-        raise CheckpointError(f"{path} has no checkpoint yet; let the run come to its first one")
+    if which == "best":
+        found = _best_of(folder)
+    else:
+        newest, _ = newest_checkpoint(folder.checkpoints, with_optimizer=False)
+        if newest is None:
+            raise CheckpointError(f"{path} has no checkpoint yet; let the run come to its first")
+        found = newest
     model = BertForPreTraining(config.model)
     checkpoint = load_checkpoint(found, with_optimizer=False)
     load_weights(model, checkpoint)
@@ -79,15 +93,27 @@ def load_trained(path: Path) -> TrainedModel:
     )
 
 
+def _best_of(folder: RunFolder) -> Path:
+    pointer = folder.checkpoints / "best"
+    if not pointer.is_file():
+        raise CheckpointError(
+            f"{folder.path} has no best checkpoint; runs keep one with evaluation.every_steps and "
+            "checkpoint.keep_best=true"
+        )
+    found = folder.checkpoints / pointer.read_text().strip()
+    check_files(found, with_optimizer=False)
+    return found
+
+
 @torch.no_grad()
-def load_usable(path: Path) -> UsableModel:
-    """Load the newest weights of a run, or those of a Hugging Face folder.
+def load_usable(path: Path, which: str = "latest") -> UsableModel:
+    """Load weights of a run, `latest` or `best`, or those of a Hugging Face folder.
 
     Raises:
         CheckpointError: there is neither there, or a folder without a masked language model's head.
     """
     if not (path / "model.safetensors").exists() and not (path / "pytorch_model.bin").exists():
-        trained = load_trained(path)
+        trained = load_trained(path, which)
         return UsableModel(trained.model, trained.tokenizer())
     imported, cut = import_pretraining(path), read_tokenizer(path)
     missing = [name for name in imported.missing if name.startswith("cls.predictions.")]

@@ -31,6 +31,7 @@ from bert_ds.dist import init_process_group, shutdown
 from bert_ds.engine import TrainEngine, check_precision
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import build_lamb, lamb_config, param_groups
+from bert_ds.optim.state import MOMENTS, load_optimizer_tensors
 from bert_ds.train import setup
 from bert_ds.train.writer import tensors_of
 from bert_ds.world import World
@@ -92,6 +93,13 @@ def bench_checkpoint(
     optimizer = build_lamb(param_groups(model, lamb_config(section).weight_decay), section)
     batch = plan_batch(phase.deepspeed, 1, phase.name)
     engine = TrainEngine(model, optimizer, deepspeed_config(phase, batch), world)
+    moments = {
+        f"{moment}/{name}": torch.zeros_like(parameter, device="cpu", dtype=torch.float32)
+        for moment in MOMENTS
+        for name, parameter in setup.build_model(config, torch.device("cpu")).named_parameters()
+    }
+    load_optimizer_tensors(optimizer, moments, step=1)
+    del moments
     state = _state(config)
     seconds: dict[str, list[float]] = {stage: [] for stage in STAGES}
     size = 0

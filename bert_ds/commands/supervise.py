@@ -8,21 +8,25 @@ settings, a stop that was asked for) is not started again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, CheckpointError, ConfigError, StopRequested
 from bert_ds.files import read_json_object
 
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SECONDS_TO_END = 30.0
+_SECONDS_TO_SAVE = 1800.0
+"""For ranks that were asked to stop: an update and a checkpoint of a large model."""
 
 
 class SupervisedError(BertDsError):
@@ -31,55 +35,67 @@ class SupervisedError(BertDsError):
 
 @dataclass
 class _Supervisor:
-    """Runs one command after the other, and hands signals on to the one that runs."""
+    """Runs one command after the other, and asks the one that runs to stop.
 
-    command: list[str]
+    Attributes:
+        asked_to_stop: whether somebody has asked this process to stop.
+    """
+
     process: subprocess.Popen[bytes] | None = None
-    asked_to_stop: bool = field(default=False)
+    asked_to_stop: bool = False
 
-    def run_once(self) -> int:
-        """The command's exit code; nothing of its process group is left."""
-        self.process = subprocess.Popen(self.command, start_new_session=True)
-        try:
-            return self.process.wait()
-        finally:
-            _end_group(self.process.pid)
+    def run_once(self, command: list[str]) -> int:
+        """The command's exit code; nothing of its process group runs any more."""
+        self.process = subprocess.Popen(command, start_new_session=True)
+        code = self.process.wait()
+        if self.asked_to_stop:  # a launcher may be gone while its ranks save
+            _wait_for_group(self.process.pid, _SECONDS_TO_SAVE)
+        _end_group(self.process.pid)
+        return code
 
-    def hand_on(self, number: int, frame: FrameType | None) -> None:
-        """A signal handler."""
+    def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
+        """A signal handler. Ranks take SIGUSR1 as the request; launchers that know SIGTERM would
+        kill their ranks half a minute later, whether they have saved or not."""
         self.asked_to_stop = True
-        if self.process is not None and self.process.poll() is None:
-            os.killpg(self.process.pid, number)
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGUSR1)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Run the command until it is done, or has failed too often without a new checkpoint.
 
     Raises:
-        ConfigError: there is no command, or it has no --output-dir, or it asks for what is wrong.
-        StopRequested: a stop was asked for; the state is saved.
+        ConfigError: it is no command that can be supervised, or it asks for what is wrong.
+        StopRequested: a stop was asked for.
         SupervisedError: it failed more often than is allowed.
     """
-    command = [word for word in arguments.program if word != "--"]
-    output_dir = _output_dir_of(command)
-    if arguments.max_restarts < 0 or arguments.pause < 0:
-        raise ConfigError("--max-restarts and --pause must not be negative")
-    supervisor = _Supervisor(command)
-    for number in _FORWARDED:
-        signal.signal(number, supervisor.hand_on)
-    failures = 0
+    words = arguments.program
+    command = words[1:] if words[:1] == ["--"] else words
+    output_dir = Path(_value_of(command, "--output-dir") or "")
+    _check(arguments, command)
+    supervisor, failures, begun = _Supervisor(), 0, time.monotonic()
+    for number in _ASKING:
+        signal.signal(number, supervisor.ask_to_stop)
     while True:
-        before, started = _progress_of(output_dir), time.monotonic()
-        code = supervisor.run_once()
+        before, summary = _progress_of(output_dir), _changed_at(output_dir / "summary.json")
+        started = time.monotonic()
+        code = supervisor.run_once(_with_the_time_left(command, started - begun))
+        is_told = _changed_at(output_dir / "summary.json") != summary
         status = _status_of(output_dir)
         if code == 0 and status == "complete":
             return
+        if (is_told and status == "interrupted") or code == StopRequested.exit_code:
+            raise StopRequested("the run has stopped on request; the same command goes on with it")
+        if supervisor.asked_to_stop:
+            raise StopRequested(
+                "asked to stop, and the run has not said that it saved its state: the same command "
+                "goes on from its last checkpoint"
+            )
         if code == ConfigError.exit_code:
             raise ConfigError(
                 "the command cannot run as it is (see above); it is not started again"
             )
-        if supervisor.asked_to_stop or status == "interrupted":
-            raise StopRequested("the run was asked to stop; the same command goes on with it")
         failures = 1 if _progress_of(output_dir) != before else failures + 1
         told = f"the command ended with code {code} after {time.monotonic() - started:.0f} s"
         if failures > arguments.max_restarts:
@@ -97,23 +113,55 @@ def run(arguments: argparse.Namespace) -> None:
             raise StopRequested("asked to stop between two starts")
 
 
-def _output_dir_of(command: list[str]) -> Path:
+def _check(arguments: argparse.Namespace, command: list[str]) -> None:
+    if arguments.max_restarts < 0 or arguments.pause < 0:
+        raise ConfigError("--max-restarts and --pause must not be negative")
+    if _value_of(command, "--output-dir") is None:
+        raise ConfigError(
+            "supervise needs a command that trains, with its --output-dir: bert-ds supervise "
+            f"--max-restarts 3 -- deepspeed ... --module bert_ds pretrain ...; it is "
+            f"'{shlex.join(command)}'"
+        )
+    resume = _value_of(command, "--resume")
+    if resume not in (None, "auto"):
+        raise ConfigError(
+            f"supervise needs --resume auto, the default: with --resume {resume} a second start "
+            "would not go on from where the first has come to; begin without supervise"
+        )
+
+
+def _value_of(command: list[str], flag: str) -> str | None:
+    """What a flag of the command is set to."""
     for index, word in enumerate(command):
-        if word == "--output-dir" and index + 1 < len(command):
-            return Path(command[index + 1])
-        if word.startswith("--output-dir="):
-            return Path(word.partition("=")[2])
-    raise ConfigError(
-        "supervise needs a command that trains, with its --output-dir: bert-ds supervise "
-        f"--max-restarts 3 -- deepspeed ... --module bert_ds pretrain ...; it is "
-        f"'{shlex.join(command)}'"
-    )
+        if word == flag and index + 1 < len(command):
+            return command[index + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _with_the_time_left(command: list[str], used_s: float) -> list[str]:
+    """The command with a --time-limit that ends when the first start's would have ended."""
+    limit = _value_of(command, "--time-limit")
+    if limit is None:
+        return command
+    try:
+        left = max(0, round(seconds_of(limit) - used_s))
+    except ValueError:
+        return command  # it will say so itself
+    place = next(i for i, word in enumerate(command) if word.startswith("--time-limit"))
+    length = 1 if "=" in command[place] else 2
+    return [*command[:place], f"--time-limit={left}", *command[place + length :]]
 
 
 def _progress_of(output_dir: Path) -> str:
     """Something that changes with every checkpoint."""
     pointer = output_dir / "checkpoints" / "latest"
-    return f"{pointer.read_text()} {pointer.stat().st_mtime_ns}" if pointer.is_file() else ""
+    return f"{pointer.read_text()} {_changed_at(pointer)}" if pointer.is_file() else ""
+
+
+def _changed_at(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
 
 
 def _status_of(output_dir: Path) -> str:
@@ -123,15 +171,35 @@ def _status_of(output_dir: Path) -> str:
     return str(read_json_object(summary, CheckpointError).get("status", ""))
 
 
+def _runs(group: int) -> bool:
+    """Whether a process of the group does anything; one that has ended and that nobody has asked
+    about counts no more."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue  # it has ended meanwhile
+            if int(fields[2]) == group and fields[0] not in "ZX":
+                return True
+    return False
+
+
+def _wait_for_group(group: int, seconds: float) -> bool:
+    """Wait until nothing of the group runs; whether it is so in time."""
+    deadline = time.monotonic() + seconds
+    while _runs(group):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
 def _end_group(group: int) -> None:
     """End what the command has left behind."""
-    deadline = time.monotonic() + _SECONDS_TO_END
-    number = signal.SIGTERM
-    while True:
-        try:
-            os.killpg(group, number)
-        except (ProcessLookupError, PermissionError):
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if not _runs(group):
             return
-        time.sleep(0.2)
-        if time.monotonic() > deadline:
-            number = signal.SIGKILL
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
+        _wait_for_group(group, _SECONDS_TO_END)

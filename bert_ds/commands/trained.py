@@ -22,7 +22,10 @@ from bert_ds.world import World
 
 def evaluate(arguments: argparse.Namespace, world: World) -> None:
     """Print the held-out result as JSON; ranks share the work."""
-    trained, (_, config) = load_trained(arguments.run), open_run(arguments.run)
+    trained, (_, config) = (
+        load_trained(arguments.run, arguments.checkpoint),
+        open_run(arguments.run),
+    )
     device = setup.select_device(world)
     init_process_group(world, device)
     comm = Communicator(world, device)
@@ -55,7 +58,9 @@ def fill_mask(arguments: argparse.Namespace) -> None:
     """Print the best guesses for every [MASK], a line each."""
     if arguments.top_k < 1:
         raise ConfigError(f"--top-k must be at least 1, it is {arguments.top_k}")
-    places = guess_masks(load_usable(arguments.run), arguments.text, arguments.top_k)
+    places = guess_masks(
+        load_usable(arguments.run, arguments.checkpoint), arguments.text, arguments.top_k
+    )
     for number, guesses in enumerate(places, start=1):
         for guess in guesses:
             print(f"[MASK] {number}  {guess.probability:.4f}  {guess.piece}")
@@ -63,7 +68,7 @@ def fill_mask(arguments: argparse.Namespace) -> None:
 
 def export_hf(arguments: argparse.Namespace) -> None:
     """Write the Hugging Face folder and note it in the run's summary."""
-    trained = load_trained(arguments.run)
+    trained = load_trained(arguments.run, arguments.checkpoint)
     name = trained.checkpoint.path.name
     architecture = arguments.architecture
     origin = {

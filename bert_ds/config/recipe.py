@@ -153,7 +153,8 @@ class RunConfig(FrozenConfig):
     """Divergence."""
     watchdog_s: float = Field(default=1800.0, ge=0.0)
     """Seconds without progress (a step, an evaluation's batch, a checkpoint) after which a rank
-    says where it stands and ends, so that a run never hangs; 0 waits for ever."""
+    says where it stands and ends, so that a run never hangs; with 0 only torch's own limit on
+    collectives does so, half an hour."""
     dynamic_masking: Literal["token", "whole_word"] | None = None
     """What is masked, anew in every epoch, in datasets prepared with `--masking none`; null is
     "token". An error where a dataset is masked already: leave it out (null) there."""

@@ -104,7 +104,8 @@ class Meter:
         """Reduce, read and hand on what has gathered. All ranks call it at the same updates.
 
         Raises:
-            DivergedError: a loss is not a number; the rows up to it have been handed on.
+            DivergedError: a loss or a gradient norm is not a number; the rows up to it have been
+                handed on.
         """
         if not self._records:
             return
@@ -128,7 +129,9 @@ class Meter:
         for sink in self._sinks:
             sink.write(rows)
         for row in rows:
-            if not math.isfinite(row["loss"]) and row["loss_scale"] is None:
+            norm = row["grad_norm"]
+            is_finite = math.isfinite(row["loss"]) and (norm is None or math.isfinite(norm))
+            if not is_finite and row["loss_scale"] is None:
                 raise DivergedError(
                     f"the loss of {self._phase} is {row['loss']} at update {row['global_step']} "
                     f"(learning rate {row['learning_rate']:.3g}, gradient norm "

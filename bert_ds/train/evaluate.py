@@ -63,6 +63,7 @@ def evaluate(
     layout: BatchLayout = "unpadded",
     forward: Callable[[Batch], PretrainingOutput] | None = None,
     is_partitioned: bool = False,
+    progress: Callable[[int], None] = lambda number: None,
 ) -> HeldOutResult:
     """Evaluate on the held-out split; each rank takes every world_size-th micro batch.
 
@@ -81,6 +82,7 @@ def evaluate(
         forward: what computes a batch, where it is not the model itself.
         is_partitioned: whether all ranks must call it as often; ranks with fewer micro batches
             then compute some again, and count them once.
+        progress: told the number of each batch before it is computed.
 
     Raises:
         DataError: the split holds no rows.
@@ -94,13 +96,14 @@ def evaluate(
     was_training = model.training
     model.eval()
     share = _micro_batches(reader, masks, num_rows, micro_batch_size, rank, world_size)
-    batches = (lay_out(rows, layout) for rows in share)
+    batches = _told(progress, (lay_out(rows, layout) for rows in share))
     compute = forward or model
     num_computed, sums = _sums_over(batches, compute, model.config.vocab_size, device)
     if is_partitioned:
         most = -(-_num_micro_batches(reader, num_rows, micro_batch_size) // world_size)
         again = lay_out(select_rows(reader.read(0), np.arange(1)), layout).to(device)
-        for _ in range(num_computed, most):
+        for number in range(num_computed, most):
+            progress(number)
             compute(again)
     model.train(was_training)
     totals = sum_over_ranks(sums).tolist()
@@ -114,6 +117,12 @@ def evaluate(
         nsp_accuracy=nsp_correct / pair_labels if pair_labels else None,
         unigram_accuracy=max(totals[7:]) / predictions,
     )
+
+
+def _told(progress: Callable[[int], None], batches: Iterable[Batch]) -> Iterator[Batch]:
+    for number, batch in enumerate(batches):
+        progress(number)
+        yield batch
 
 
 def _sums_over(

@@ -110,9 +110,9 @@ def _whole_model(imported: ImportedModel, num_pieces: int, seed: int) -> BertFor
 
 def _write_recipe(recipe: Path, model: BertForPreTraining, folder: Path) -> None:
     tree = read_json_object(recipe / "recipe.json", ConfigError)
-    for phase in tree["phases"]:
+    for number, phase in enumerate(tree["phases"], start=1):
         if isinstance(phase["deepspeed"], str):
-            target = folder / Path(phase["deepspeed"]).name
+            target = folder / f"phase{number}.json"  # two files of one name may lie in two folders
             shutil.copyfile(recipe / phase["deepspeed"], target)
             phase["deepspeed"] = target.name
     tree.pop("recipe", None)  # its name is the folder's

@@ -17,7 +17,7 @@ import torch
 
 from bert_ds.batch import Batch
 from bert_ds.data.stream import RankUpdate
-from bert_ds.errors import DataError, TrainingError
+from bert_ds.errors import DataError, DivergedError, TrainingError
 from bert_ds.metrics.meter import Meter, UpdateRecord
 from bert_ds.metrics.norms import ParameterNorms
 from bert_ds.model import PretrainingOutput
@@ -191,9 +191,15 @@ class Loop:
         learning_rate = calls.learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
         calls.doing(f"{number}: computing")
-        with _naming(number, self._meter):
-            sums = compute_update(engine, update, num_predictions, num_pair_labels, self._settings)
         num_sequences = self._settings.train_batch_size
+        try:
+            with _naming(number, self._meter):
+                sums = compute_update(
+                    engine, update, num_predictions, num_pair_labels, self._settings
+                )
+        except DivergedError:  # its rows are consumed: what follows begins after them
+            state.record(was_applied=False, num_sequences=num_sequences, num_tokens=num_tokens)
+            raise
         state.record(
             was_applied=engine.was_update_applied,
             num_sequences=num_sequences,

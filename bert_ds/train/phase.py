@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
 
 from bert_ds.checkpoint import Checkpoint, CheckpointState, load_checkpoint, load_weights
 from bert_ds.config.recipe import PhaseConfig, RunConfig
@@ -45,8 +48,7 @@ def run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> None
         DivergedError: training has diverged, and going back was not asked for or does not help.
     """
     while True:
-        diverged = _Phase.enter(run, phase_index, checkpoint).train()
-        if diverged is None:
+        if _Phase.enter(run, phase_index, checkpoint).train():
             return
         checkpoint = load_checkpoint(newest_of(run))
 
@@ -92,8 +94,8 @@ class _Phase:
         """Its settings."""
         return self.run.config.phases[self.index]
 
-    def train(self) -> DivergedError | None:
-        """Train to the end; returns the divergence after which it is to be entered again.
+    def train(self) -> bool:
+        """Train to the end; False where it has gone back and is to be entered again.
 
         Raises:
             StopRequested: a stop was asked for; its state is saved.
@@ -101,7 +103,7 @@ class _Phase:
         """
         run, state = self.run, self.state
         started, started_samples = time.monotonic(), state.samples_seen
-        diverged: DivergedError | None = None
+        diverged = ""
         is_complete = False
         updates = Prefetcher(self.parts.stream.updates(state.samples_seen))
         calls = LoopCalls(
@@ -117,7 +119,7 @@ class _Phase:
         try:
             is_complete = loop.train()
         except DivergedError as err:
-            diverged = err
+            diverged = str(err)  # the error itself would keep the engine in memory
         finally:
             self.parts.stream.close()
             updates.close()
@@ -127,7 +129,7 @@ class _Phase:
         if run.is_main:
             run.folder.update_summary(phases=phase_entries(run.config, run.folder.metrics))
         self.parts.engine.destroy()
-        if diverged is not None:
+        if diverged:
             self._go_back(diverged)
         elif not is_complete:
             self._tell_stop()
@@ -138,7 +140,7 @@ class _Phase:
                 "%s complete: %d updates, %s, %.0f sequences/s",
                 self.config.name, state.global_step, duration_text(seconds), rate,
             )  # fmt: skip
-        return diverged
+        return not diverged
 
     def _loop_settings(self) -> LoopSettings:
         config = self.run.config
@@ -163,12 +165,20 @@ class _Phase:
         run, phase, state = self.run, self.config, self.state
         started = time.perf_counter()
         result = evaluate_held_out(
-            run.config, run.data[self.index], self.model, run.comm, self.parts.engine
+            run.config,
+            run.data[self.index],
+            self.model,
+            run.comm,
+            self.parts.engine,
+            lambda number: run.watchdog.doing(
+                f"{phase.name}, after update {state.global_step}: evaluating batch {number}"
+            ),
         )
         is_best = is_reached = False
         if run.is_main:
             former = run.folder.evaluations_of(phase.name)
-            is_best = all(result.mlm_loss < row["mlm_loss"] for row in former)
+            losses = [row["mlm_loss"] for row in former if row["mlm_loss"] is not None]
+            is_best = math.isfinite(result.mlm_loss) and result.mlm_loss < min(losses, default=inf)
             target = phase.target_mlm_accuracy
             is_reached = target is not None and result.mlm_accuracy >= target
             seconds = time.perf_counter() - started
@@ -212,20 +222,20 @@ class _Phase:
 
         run.comm.together(submit)
 
-    def _go_back(self, diverged: DivergedError) -> None:
+    def _go_back(self, cause: str) -> None:
         """Make an earlier checkpoint the newest where that is asked for; else raise the error."""
         run, config = self.run, self.run.config.divergence
 
         def choose() -> bool:
             if not run.is_main or not may_roll_back(run.folder, config):
                 return False
-            former = roll_back(run.folder, config, self.index, self.state, str(diverged))
+            former = roll_back(run.folder, config, self.index, self.state, cause)
             if former is not None:
-                drop_rows_after(run, former.state)
+                drop_rows_after(run, former)
             return former is not None
 
         if not run.comm.any(run.comm.together(choose)):
-            raise diverged
+            raise DivergedError(cause)
 
     def _tell_stop(self) -> None:
         name, step = self.config.name, self.state.global_step
@@ -244,6 +254,7 @@ def evaluate_held_out(
     model: BertForPreTraining,
     comm: Communicator,
     engine: TrainEngine | None = None,
+    progress: Callable[[int], None] = lambda number: None,
 ) -> HeldOutResult:
     """Evaluate on the held-out rows of a dataset, on all ranks together.
 
@@ -253,6 +264,7 @@ def evaluate_held_out(
         model: what is evaluated.
         comm: the ranks.
         engine: the engine that has taken the model, where one has.
+        progress: told the number of each batch before it is computed.
     """
     reader, masks = setup.open_held_out(config, data)
     with ExitStack() as stack:
@@ -271,6 +283,7 @@ def evaluate_held_out(
             layout=config.execution.batch_layout,
             forward=stack.enter_context(engine.evaluating()) if engine else None,
             is_partitioned=engine is not None and engine.is_partitioned,
+            progress=progress,
         )
 
 

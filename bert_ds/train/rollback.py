@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from bert_ds.checkpoint import (
-    Checkpoint,
+    CheckpointState,
     load_checkpoint,
     load_state,
     save_checkpoint,
@@ -32,7 +32,7 @@ def may_roll_back(folder: RunFolder, config: DivergenceConfig) -> bool:
 
 def roll_back(
     folder: RunFolder, config: DivergenceConfig, phase_index: int, state: TrainState, cause: str
-) -> Checkpoint | None:
+) -> CheckpointState | None:
     """Make an earlier checkpoint of the phase the newest one, at the present place in the data.
 
     Args:
@@ -43,17 +43,18 @@ def roll_back(
         cause: what was seen, for the log.
 
     Returns:
-        The checkpoint as it was written first, or None where the phase has none yet.
+        What the checkpoint says as it is written now, or None where the phase has none yet.
     """
     found = [(path, load_state(path)) for path in whole_checkpoints(folder.checkpoints)]
-    steps = [(path, s.global_step) for path, s in found if s.phase_index == phase_index]
-    if not steps:
+    same = [(path, each) for path, each in found if each.phase_index == phase_index]
+    if not same:
         return None
-    # those ahead of the newest are what an earlier rollback has left behind
-    behind = [path for path, step in steps if step <= steps[0][1]]
+    # those ahead are what an earlier rollback, or a run that went back by hand, has left behind
+    newest = min(same[0][1].global_step, state.global_step)
+    behind = [path for path, each in same if each.global_step <= newest and not each.is_phase_end]
+    if not behind:
+        return None
     chosen = load_checkpoint(behind[: config.checkpoints_back][-1])
-    moved = replace(chosen.state, samples_seen=state.samples_seen, tokens_seen=state.tokens_seen)
-    save_checkpoint(folder.checkpoints, moved, chosen.weights, chosen.optimizer)
     entry: dict[str, Any] = {
         "phase": chosen.state.phase,
         "at_step": state.global_step,
@@ -61,11 +62,20 @@ def roll_back(
         "rows_left_out": [chosen.state.samples_seen, state.samples_seen],
         "cause": cause,
     }
-    folder.update_summary(rollbacks=[*folder.read_summary().get("rollbacks", []), entry])
+    done = [*folder.read_summary().get("rollbacks", []), entry]
+    folder.update_summary(rollbacks=done)  # first: a kill from here on counts it
+    until = chosen.state.rows_until
+    moved = replace(
+        chosen.state,
+        samples_seen=state.samples_seen,
+        tokens_seen=state.tokens_seen,
+        rollbacks=len(done),
+        rows_until=chosen.state.samples_seen if until is None else until,
+    )
+    save_checkpoint(folder.checkpoints, moved, chosen.weights, chosen.optimizer)
     log.warning(
         "%s. Going back to update %d of %s; the %d rows since are left out (rollback %d of %d)",
         cause, chosen.state.global_step, chosen.state.phase,
-        state.samples_seen - chosen.state.samples_seen,
-        len(folder.read_summary()["rollbacks"]), config.max_rollbacks,
+        state.samples_seen - chosen.state.samples_seen, len(done), config.max_rollbacks,
     )  # fmt: skip
-    return chosen
+    return moved

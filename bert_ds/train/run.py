@@ -59,7 +59,8 @@ def drop_rows_after(run: Run, state: CheckpointState | None) -> None:
         if state is None:
             return False
         if row["phase"] == state.phase:
-            return bool(row["samples_seen"] <= state.samples_seen)
+            until = state.samples_seen if state.rows_until is None else state.rows_until
+            return bool(row["samples_seen"] <= until)
         return row["phase"] in earlier
 
     keep_rows(run.folder.metrics, is_kept)

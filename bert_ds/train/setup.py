@@ -233,6 +233,10 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
         )
 
 
+def _needs_held_out(config: RunConfig, phase: PhaseConfig) -> bool:
+    return config.checkpoint.keep_best or phase.target_mlm_accuracy is not None
+
+
 def _check_fits(config: RunConfig, phase: PhaseConfig, folder: Path, manifest: Manifest) -> None:
     rules: Sequence[tuple[bool, str]] = (
         (
@@ -252,6 +256,11 @@ def _check_fits(config: RunConfig, phase: PhaseConfig, folder: Path, manifest: M
             f"{phase.name}.max_predictions_per_seq is {phase.max_predictions_per_seq}",
         ),
         (manifest.totals("train").rows > 0, "it has no training rows"),
+        (
+            manifest.totals("valid").rows > 0 or not _needs_held_out(config, phase),
+            f"it has no held-out rows, and {phase.name}.target_mlm_accuracy or "
+            "checkpoint.keep_best asks for evaluations; prepare it with --valid-fraction above 0",
+        ),
     )
     for holds, complaint in rules:
         if not holds:

@@ -65,6 +65,7 @@ def test_it_goes_on_from_an_earlier_checkpoint_without_the_rows_since(place: Pat
     seen = [row["samples_seen"] for row in rows]
     assert seen == [8, 16, 88, 96, 104, 112, 120, 128, 136]
     told = summary_of(run)["rollbacks"]
+    assert (run / "checkpoints" / "00-phase1-step00000004-rollback1").is_dir()
     assert [(each["at_step"], each["to_step"]) for each in told] == [(8, 4), (6, 2)]
     assert [each["rows_left_out"] for each in told] == [[32, 64], [16, 80]]
     assert "the loss of phase1 is nan at update 8" in told[0]["cause"]

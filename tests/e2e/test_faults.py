@@ -142,7 +142,7 @@ def test_supervise_gives_up_where_starting_again_does_not_help(
     assert message in done.stderr
 
 
-def test_supervise_hands_a_stop_on_and_needs_a_run_to_look_at(
+def test_supervise_hands_a_stop_on(
     tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
@@ -155,9 +155,42 @@ def test_supervise_hands_a_stop_on_and_needs_a_run_to_look_at(
     _, stderr = process.communicate(timeout=90)
     assert process.returncode == 75, stderr
     assert summary_of(output)["status"] == "interrupted"
-    lost = run("bert-ds", "supervise", "--", "sleep", "1")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["sleep", "1"], "needs a command that trains, with its --output-dir"),
+        (["x", "--output-dir", "r", "--resume", "never"], "supervise needs --resume auto"),
+        (["x", "--output-dir=r", "--resume=c/x"], "with --resume c/x a second start"),
+    ],
+)
+def test_supervise_needs_a_run_that_it_can_start_again(command: list[str], message: str) -> None:
+    lost = run("bert-ds", "supervise", "--", *command)
     assert lost.returncode == 2
-    assert "needs a command that trains, with its --output-dir" in lost.stderr
+    assert message in lost.stderr
+
+
+def test_supervise_lets_ranks_of_a_launcher_save_before_it_ends(
+    tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    command = deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, output)
+    process = start(
+        "bert-ds", "supervise", "--", *command, "--set", "phases.0.total_steps=100000",
+        "--time-limit=1h",
+    )  # fmt: skip
+    wait_until(lambda: num_rows(output) >= 3, process)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=90)
+    assert process.returncode == 75, stderr
+    assert summary_of(output)["status"] == "interrupted"
+    saved = (output / "checkpoints" / "latest").read_text().strip()
+    assert int(saved[-8:]) == num_rows(output)
+    # what another start left in the summary says nothing about this one
+    again = start("bert-ds", "supervise", "--max-restarts", "0", "--", *command, "--set", "x=1")
+    _, stderr = again.communicate(timeout=90)
+    assert again.returncode == 2, stderr
 
 
 def test_a_loss_that_is_not_a_number_is_logged_and_ends_all_ranks(

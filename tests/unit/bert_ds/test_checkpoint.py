@@ -139,6 +139,20 @@ def test_a_kill_while_the_pointer_is_written_does_not_disturb_the_next_save(tmp_
     assert newest_checkpoint(tmp_path)[0] == newest
 
 
+def test_what_a_kill_between_two_renames_has_moved_aside_is_found_and_put_back(
+    tmp_path: Path,
+) -> None:
+    only = save(tmp_path, 4)
+    aside = only.with_name(only.name + ".replaced.incomplete")
+    only.rename(aside)
+    assert newest_checkpoint(tmp_path)[0] == aside
+    assert load_checkpoint(aside).state.global_step == 4
+    again = save(tmp_path, 6)
+    assert only.is_dir()
+    assert not aside.exists()
+    assert newest_checkpoint(tmp_path)[0] == again
+
+
 def test_a_full_disk_is_told_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
