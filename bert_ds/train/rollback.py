@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from bert_ds.checkpoint import (
@@ -51,10 +52,13 @@ def roll_back(
         return None
     # those ahead are what an earlier rollback, or a run that went back by hand, has left behind
     newest = min(same[0][1].global_step, state.global_step)
-    behind = [path for path, each in same if each.global_step <= newest and not each.is_phase_end]
+    behind: dict[int, Path] = {}  # a step once: a rollback writes the same weights anew
+    for path, each in same:
+        if each.global_step <= newest and not each.is_phase_end:
+            behind.setdefault(each.global_step, path)
     if not behind:
         return None
-    chosen = load_checkpoint(behind[: config.checkpoints_back][-1])
+    chosen = load_checkpoint(list(behind.values())[: config.checkpoints_back][-1])
     entry: dict[str, Any] = {
         "phase": chosen.state.phase,
         "at_step": state.global_step,

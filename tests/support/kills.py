@@ -68,7 +68,7 @@ def kill_again_and_again(folder: Path, num_kills: int, seed: int) -> Counter[str
         if victims:
             _kill_one(process, choice.choice(victims))
         else:
-            what = "job"  # perhaps its ranks have not begun yet
+            what = what.replace("one rank", "job")  # its ranks have not begun yet
             kill(process)
         counted[what] += 1
         print(f"kill {counted.total()}: {what}, at {num_rows(disturbed)} rows", flush=True)
