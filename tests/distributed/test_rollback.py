@@ -44,7 +44,7 @@ def place(tmp_path: Path) -> Path:
     for length in (32, 64):
         make_dataset(tmp_path / "data" / f"seq{length}", sequence_length=length)
     recipe = tiny_recipe(total_steps=(9, 3))
-    recipe["checkpoint"] = {"every_steps": 2, "keep_last": 4}
+    recipe["checkpoint"] = {"every_steps": 2, "keep_last": 9}
     write_recipe(tmp_path / "recipe", recipe, tiny_deepspeed())
     return tmp_path
 
