@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bert_ds.config.loading import load_run_config
+from bert_ds.plan import num_parameters
 from tests.support.commands import run
 from tests.support.datasets import make_dataset
 from tests.support.recipes import write_recipe
@@ -114,6 +116,30 @@ def test_what_cannot_be_measured_is_refused(
     done = run("bert-ds", "bench", "optimizer", "--recipe", place / "recipe", *arguments, env=env)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_checkpoint_times_every_stage_and_leaves_nothing(place: Path, stage: int) -> None:
+    (place / "scratch").mkdir(exist_ok=True)
+    done = run(
+        "bert-ds", "bench", "checkpoint", "--recipe", place / "recipe", "--folder",
+        place / "scratch", "--repeats", "2", "--json", place / "k.json", "--set",
+        f"deepspeed.zero_optimization.stage={stage}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((place / "k.json").read_text())
+    assert list(found["seconds"]) == ["put together", "written", "checked", "loaded"]
+    assert all(seconds > 0 for seconds in found["seconds"].values())
+    config = load_run_config(place / "recipe").model
+    assert found["gigabytes"] * 1e9 > 3 * 4 * num_parameters(config)  # weights and two moments
+    assert not list((place / "scratch").iterdir())
+    assert "training waits for it" in done.stdout
+    nowhere = run(
+        "bert-ds", "bench", "checkpoint", "--recipe", place / "recipe", "--folder",
+        place / "absent",
+    )  # fmt: skip
+    assert nowhere.returncode == 2
+    assert "no folder that can be written to" in nowhere.stderr
 
 
 def test_step_trains_ours_and_hugging_faces_on_the_same_rows(place: Path) -> None:
