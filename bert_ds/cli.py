@@ -92,6 +92,11 @@ def _add_pretrain(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "to go on with a run; PATH: from that checkpoint",
     )  # fmt: skip
     command.add_argument(
+        "--override", nargs="+", choices=["settings", "data"], default=[],
+        help="go on although this differs from what the run began with: settings (such as the "
+        "learning rate), or the data (another dataset of the same vocabulary)",
+    )  # fmt: skip
+    command.add_argument(
         "--time-limit", type=_seconds, metavar="TIME",
         help="such as 90m, 3h50m or 3600 (seconds): stop then at the next update, save, and leave "
         "with code 75; leave room for a checkpoint below what the scheduler grants",

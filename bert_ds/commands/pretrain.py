@@ -85,7 +85,9 @@ def _prepare(
     def claim() -> None:
         if world.is_main:
             folder.claim()
-            folder.check_belongs_to(config, arguments.resume == "never")
+            folder.check_belongs_to(
+                config, arguments.resume == "never", "settings" in arguments.override
+            )
 
     comm.together(claim)
     data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
@@ -93,7 +95,18 @@ def _prepare(
         _announce(config, world, device)
     stop = StopFlag(launcher_processes() if world.launcher == "torch" else (), deadline)
     watchdog = Watchdog(world.rank, config.watchdog_s)
-    return Run(config, world, comm, device, folder, data, stop, watchdog, _origin(command_line))
+    return Run(
+        config,
+        world,
+        comm,
+        device,
+        folder,
+        data,
+        stop,
+        watchdog,
+        _origin(command_line),
+        data_may_differ="data" in arguments.override,
+    )
 
 
 def _announce(config: RunConfig, world: World, device: torch.device) -> None:

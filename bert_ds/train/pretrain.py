@@ -111,12 +111,20 @@ def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
         ("vocabulary", state.vocabulary_sha256, manifest.vocabulary.sha256),
         ("dataset", state.dataset_fingerprint, manifest.fingerprint),
     ):
-        if saved != present:
-            raise CheckpointError(
-                f"{checkpoint.path} was trained on {what} {saved[:12]}, and "
-                f"{run.data[state.phase_index].folder} holds {present[:12]}; give the run the data "
-                "that it began with, or start another run in another --output-dir"
-            )
+        if saved == present:
+            continue
+        told = (
+            f"{checkpoint.path} was trained on {what} {saved[:12]}, and "
+            f"{run.data[state.phase_index].folder} holds {present[:12]}"
+        )
+        if what == "dataset" and run.data_may_differ:
+            log.warning("%s: going on at the same place in its order (--override data)", told)
+            continue
+        raise CheckpointError(
+            f"{told}; give the run the data that it began with, or start another run in another "
+            "--output-dir"
+            + ("; --override data goes on with this one" if what == "dataset" else "")
+        )
 
 
 def _write_summary_head(run: Run, status: str) -> None:

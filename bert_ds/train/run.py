@@ -24,7 +24,8 @@ from bert_ds.world import World
 class Run:
     """What all phases of a run share.
 
-    `origin` says how the run was started; it is kept beside the settings.
+    `origin` says how the run was started; it is kept beside the settings. `data_may_differ` lets a
+    checkpoint go on with another dataset of the same vocabulary.
     """
 
     config: RunConfig
@@ -36,6 +37,7 @@ class Run:
     stop: StopFlag
     watchdog: Watchdog
     origin: dict[str, Any]
+    data_may_differ: bool = False
 
     @property
     def is_main(self) -> bool:

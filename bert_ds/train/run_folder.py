@@ -106,12 +106,15 @@ class RunFolder:
             self._lock.close()
             self._lock = None
 
-    def check_belongs_to(self, config: RunConfig, is_fresh_start: bool) -> None:
+    def check_belongs_to(
+        self, config: RunConfig, is_fresh_start: bool, others_may_differ: bool = False
+    ) -> None:
         """Check that the folder is new or holds the run of these settings. Writes nothing.
 
         Args:
             config: resolved settings of the run.
             is_fresh_start: whether the caller asked to start from nothing.
+            others_may_differ: whether differences are told and no obstacle, but for the model's.
 
         Raises:
             CheckpointError: it is the folder of a run with other settings, or a fresh start was
@@ -126,11 +129,14 @@ class RunFolder:
                 "or remove it"
             )
         differences = list(setting_differences(former, config))
-        if differences:
+        told = "; ".join(differences[:5])
+        told += f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        if differences and others_may_differ:
+            log.warning("going on with other settings (--override settings): %s", told)
+        elif differences:
             raise CheckpointError(
-                f"{self.path} is the folder of another run: {'; '.join(differences[:5])}"
-                + (f"; and {len(differences) - 5} more" if len(differences) > 5 else "")
-                + ". Use its settings to go on with it, or choose another --output-dir"
+                f"{self.path} is the folder of another run: {told}. Use its settings to go on with "
+                "it, or choose another --output-dir; --override settings goes on with these"
             )
 
     def write_config(self, config: RunConfig, origin: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "3": {"stage": 3},
     "3 offload": {"stage": 3, **OFFLOAD},
 }
-MICRO_BATCHES = {1: (8, 2), 2: (4, 1), 4: (2,)}
+MICRO_BATCHES = {1: (8, 2), 2: (2,), 4: (2,)}
 """World size to micro batches, of 8 rows an update."""
 
 

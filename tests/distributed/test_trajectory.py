@@ -47,35 +47,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_world_size_and_accumulation_do_not_change_the_trajectory(place: Path) -> None:
-    layouts = {"1x4": (1, 2), "1x1": (1, 8), "2x2": (2, 2), "4x1": (4, 2)}
-    runs = {
-        name: train(
-            place,
-            f"layout-{name}",
-            world_size,
-            [*NO_DROPOUT, f"deepspeed.train_micro_batch_size_per_gpu={micro}"],
-        )
-        for name, (world_size, micro) in layouts.items()
-    }
-    reference = runs.pop("1x4")
-    expected, expected_weights = losses(reference), weights(reference)
-    assert len(expected) == 10
-    for name, run in runs.items():
-        assert losses(run) == pytest.approx(expected, rel=TOLERANCE), name
-        for key, value in weights(run).items():
-            # The key bias has gradient zero in exact arithmetic: what moves it is rounding alone.
-            if not key.endswith("key.bias"):
-                difference = (value - expected_weights[key]).norm()
-                assert difference <= TOLERANCE * expected_weights[key].norm() + 1e-9, (name, key)
-        held_out = json.loads((run / "summary.json").read_text())["held_out"]
-        assert held_out["sequences"] == 24
-        assert held_out["mlm_loss"] == pytest.approx(
-            json.loads((reference / "summary.json").read_text())["held_out"]["mlm_loss"], rel=1e-5
-        )
-
-
-@pytest.mark.slow
 def test_with_dropout_the_same_layout_repeats_bit_for_bit(place: Path) -> None:
     dropout = ["model.hidden_dropout_prob=0.2"]
     first, second = (train(place, f"dropout-{n}", 2, dropout) for n in (1, 2))

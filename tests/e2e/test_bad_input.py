@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -104,7 +105,38 @@ def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_
     code, told = pretrain(tiny_recipe_folder, other, copy)
     assert code == 1
     assert "was trained on dataset" in told
+    assert "--override data goes on with this one" in told
     assert contents(copy) == before
+    code, told = pretrain(tiny_recipe_folder, other, copy, "--override", "data")
+    assert code == 0
+    assert "going on at the same place in its order (--override data)" in told
+
+
+def test_a_run_goes_on_with_other_settings_where_that_is_asked_for(
+    tiny_recipe_folder: Path, tiny_data: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(finished_run, copy)
+    shutil.rmtree(copy / "checkpoints" / "01-phase2-step00000008")
+    (copy / "summary.json").write_text("{}")
+    lower = ["--set", "phases.1.deepspeed.optimizer.params.lr=0.001"]
+    code, told = pretrain(tiny_recipe_folder, tiny_data, copy, *lower)
+    assert code == 1
+    assert "--override settings goes on with these" in told
+    code, told = pretrain(
+        tiny_recipe_folder, tiny_data, copy, *lower, "--override", "settings", "data"
+    )
+    assert code == 0, told
+    assert "lr was 0.01 there and is 0.001 now" in told
+    rates = [
+        json.loads(line)["learning_rate"]
+        for line in (copy / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert max(rates[-2:]) < 0.001 < rates[-4]
+    wider = [*lower, "model.intermediate_size=64", "phases.1.total_steps=9"]
+    code, told = pretrain(tiny_recipe_folder, tiny_data, copy, *wider, "--override", "settings")
+    assert code == 1
+    assert "the model has (64, 16)" in told
 
 
 def test_a_folder_that_cannot_be_written_is_told(
