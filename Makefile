@@ -1,5 +1,6 @@
 # make demo   the main job on real text, from a bare machine: see README.md
 # make test   everything the tests need, then style, types, shell scripts and all tests
+# make test-long   the few tests that take minutes each
 # make check  style, types and shell scripts alone
 # make format mend style
 # make clean  remove what the demo has made (not the environment)
@@ -15,7 +16,7 @@ PYTEST_ARGS ?=
 TEST_JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format clean
+.PHONY: help demo test test-long check format clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -25,6 +26,9 @@ demo: $(VENV)/.installed-demo
 
 test: check
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-long: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

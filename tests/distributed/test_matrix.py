@@ -33,6 +33,8 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 MICRO_BATCHES = {1: (8, 2), 2: (2,), 4: (2,)}
 """World size to micro batches, of 8 rows an update."""
+STAGES_AT = {1: STAGES, 2: STAGES, 4: {key: STAGES[key] for key in ("0", "1", "2", "3")}}
+"""Without offload at 4 ranks: it shares the shards out as at 2."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ def overrides_of(stage: str, micro: int) -> list[str]:
 def pretrain_at_all_stages(world: World, place: Path) -> None:
     """All runs of a world size in one process a rank."""
     for micro in MICRO_BATCHES[world.world_size]:
-        for stage in STAGES:
+        for stage in STAGES_AT[world.world_size]:
             run = place / f"{world.world_size} ranks, micro {micro}, stage {stage}"
             settings = overrides_of(stage, micro)
             pretrain_in_rank(world, place / "recipe", place / "data", run, settings)
@@ -77,7 +79,7 @@ def test_every_layout_gives_the_same_losses_and_weights(place: Path, world_size:
     assert min(row["grad_norm"] for row in rows_of(reference)) > 0.5
     assert len(losses) == 10
     runs = sorted(place.glob(f"{world_size} ranks, *"))
-    assert len(runs) == len(STAGES) * len(MICRO_BATCHES[world_size])
+    assert len(runs) == len(STAGES_AT[world_size]) * len(MICRO_BATCHES[world_size])
     for run in runs:
         assert [row["loss"] for row in rows_of(run)] == pytest.approx(losses, rel=TOLERANCE), run
         for name, value in final_tensors(run).items():

@@ -20,9 +20,10 @@ from tests.support.run_folders import assert_same_result, num_rows, summary_of
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    assert kill_again_and_again(tmp_path, num_kills=2, seed=1).total() == 2
+    assert kill_again_and_again(tmp_path, num_kills=4, seed=1).total() == 4
 
 
 def test_a_hanging_rank_ends_the_run_and_every_rank_says_where_it_stood(
@@ -140,21 +141,6 @@ def test_supervise_gives_up_where_starting_again_does_not_help(
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert message in done.stderr
-
-
-def test_supervise_hands_a_stop_on(
-    tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "run"
-    process = start(
-        "bert-ds", "supervise", "--", "bert-ds", "pretrain", "--recipe", tiny_recipe_folder,
-        "--data", tiny_data, "--output-dir", output, "--set", "phases.0.total_steps=100000",
-    )  # fmt: skip
-    wait_until(lambda: num_rows(output) >= 3, process)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=90)
-    assert process.returncode == 75, stderr
-    assert summary_of(output)["status"] == "interrupted"
 
 
 @pytest.mark.parametrize(
