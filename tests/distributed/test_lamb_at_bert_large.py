@@ -98,6 +98,7 @@ def whole_tensor_after(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_tensors_of_bert_large_are_exact_to_1e_6_of_their_movement(tmp_path: Path) -> None:
     for num_tensors, num_elements, error, worst in run_on_ranks(
         2, worst_errors, tmp_path, timeout_s=280

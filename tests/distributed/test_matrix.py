@@ -66,7 +66,13 @@ def pretrain_at_all_stages(world: World, place: Path) -> None:
             pretrain_in_rank(world, place / "recipe", place / "data", run, settings)
 
 
-@pytest.mark.parametrize("world_size", MICRO_BATCHES)
+LONG = {1, 4}
+
+
+@pytest.mark.parametrize(
+    "world_size",
+    [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in MICRO_BATCHES],
+)
 def test_every_layout_gives_the_same_losses_and_weights(place: Path, world_size: int) -> None:
     run_on_ranks(world_size, pretrain_at_all_stages, place, place, timeout_s=380)
     reference = place / "1 ranks, micro 8, stage 0"

@@ -58,7 +58,9 @@ def test_with_dropout_the_same_layout_repeats_bit_for_bit(place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 4)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(2, 1), (1, 2), pytest.param(2, 4, marks=pytest.mark.long)]
+)
 def test_a_run_goes_on_at_another_world_size(place: Path, before: int, after: int) -> None:
     undisturbed = train(place, f"elastic-{before}-{after}", before, NO_DROPOUT)
     expected, expected_weights = losses(undisturbed), weights(undisturbed)

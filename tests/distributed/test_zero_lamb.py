@@ -94,7 +94,11 @@ def reference(place: Path) -> Path:
         (3, [f"{ZERO}.stage=1", "execution.batch_layout=padded"]),
         (2, [f"{ZERO}.stage=3", OFFLOAD, "execution.recompute_every=1"]),
         (3, [f"{ZERO}.stage=2", OFFLOAD, "execution.batch_layout=packed"]),
-        (1, [f"{ZERO}.stage=1", "execution.compile=true", "execution.deterministic=true"]),
+        pytest.param(
+            1,
+            [f"{ZERO}.stage=1", "execution.compile=true", "execution.deterministic=true"],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=lambda value: (
         value if isinstance(value, int) else "-".join(v.split(".")[-1] for v in value)

@@ -36,7 +36,7 @@ SETTINGS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long), 3])
 def test_every_rank_takes_part_at_every_stage_and_all_rows_count_once(
     place: Path, tmp_path: Path, stage: int
 ) -> None:

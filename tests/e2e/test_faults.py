@@ -79,6 +79,7 @@ def test_the_end_of_its_time_stops_a_run_with_its_state(
     assert "'soon' is no time; write 90m, 3h50m or 3600" in wrong.stderr
 
 
+@pytest.mark.long
 def test_a_shard_that_goes_while_training_ends_the_run_and_is_named(tmp_path: Path) -> None:
     for length in (32, 64):
         make_dataset(tmp_path / "data" / f"seq{length}", sequence_length=length, num_train=4000)
@@ -179,6 +180,7 @@ def test_supervise_lets_ranks_of_a_launcher_save_before_it_ends(
     assert again.returncode == 2, stderr
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_a_number_is_logged_and_ends_all_ranks(
     tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
 ) -> None:

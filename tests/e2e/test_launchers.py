@@ -42,7 +42,7 @@ def test_torchrun(
 
 
 @pytest.mark.skipif(shutil.which("mpiexec", path=str(BIN)) is None, reason="no mpich installed")
-@pytest.mark.parametrize("is_exported", [True, False])
+@pytest.mark.parametrize("is_exported", [pytest.param(True, marks=pytest.mark.long), False])
 def test_mpiexec(
     finished_run: Path,
     tiny_recipe_folder: Path,
