@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import subprocess
 from pathlib import Path
@@ -55,6 +56,8 @@ def test_what_cannot_be_found_out_is_to_be_exported(
 
 def test_one_rank_and_a_given_place_need_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     export_meeting_place(World(0, 1, 0, 1, "none"))
+    assert "MASTER_ADDR" not in os.environ
     monkeypatch.setenv("MASTER_ADDR", "node1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     export_meeting_place(World(0, 4, 0, 4, "torch"))
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("node1", "29500")

@@ -154,4 +154,11 @@ def test_deterministic_is_torchs_setting_and_cublas_workspace() -> None:
         "assert os.environ['CUBLAS_WORKSPACE_CONFIG'] == ':4096:8'\n"
     )
     environment = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
