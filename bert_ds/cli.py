@@ -15,11 +15,15 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bert_ds import __version__
 from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, ConfigError, LaunchError, PeerError, StopRequested
 from bert_ds.world import World, world_from_environment
+
+if TYPE_CHECKING:
+    from bert_ds.peers import Peers
 
 _SECONDS_FOR_ANOTHER_RANK_TO_TELL = 10.0
 
@@ -41,11 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _leave(err.exit_code)
     except OSError as err:
         print(f"bert-ds: error: {err}", file=sys.stderr)
+        _let_others_know(str(err), 1, world)
         return _leave(1)
     except KeyboardInterrupt:
         return _leave(130)
-    except Exception:  # a fault of ours: it is shown whole, and the rank must not linger
+    except Exception as err:  # a fault of ours: it is shown whole, and the rank must not linger
+        _leave_the_word_to_the_rank_that_failed(err)
         traceback.print_exc()
+        _let_others_know(f"{type(err).__name__}: {err}", 1, world)
         return _leave(1)
     return 0
 
@@ -61,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_pretrain(commands)
     _add_supervise(commands)
+    _add_doctor(commands)
     _add_plan(commands)
     _add_evaluate(commands)
     _add_fill_mask(commands)
@@ -121,6 +129,11 @@ def _add_supervise(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument(
         "--pause", type=float, default=10.0, metavar="S", help="seconds before (default 10)"
     )
+    command.add_argument(
+        "--drop-lost-hosts", action="store_true",
+        help="before another start, leave out the hosts of the command's --hostfile that do not "
+        "answer ssh, as far as the batch divides over the others",
+    )  # fmt: skip
     command.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")
 
 
@@ -130,6 +143,24 @@ def _seconds(text: str) -> float:
         return seconds_of(text)
     except ValueError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    command = commands.add_parser(
+        "doctor",
+        help="look whether this host, or all hosts of a run, are ready for it",
+        description="Look at versions, GPUs, precision, LAMB's kernels, network, clocks, folders, "
+        "datasets and limits, compare the hosts, and have them exchange data. Alone it looks at "
+        "this host, under a launcher at those of all ranks. Code 1 where a run would fail.",
+    )
+    command.add_argument("--hostfile", type=Path, metavar="FILE", help="ask these hosts, over ssh")
+    _add_recipe(command, is_required=False)
+    command.add_argument("--data", type=Path, metavar="DIR", help="folder as for pretrain")
+    command.add_argument("--output-dir", type=Path, metavar="RUN", help="the run folder to be")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--facts", action="store_true", help=argparse.SUPPRESS)
+    command.add_argument("--exchange", action="store_true", help=argparse.SUPPRESS)
+    command.add_argument("--token", help=argparse.SUPPRESS)
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -273,10 +304,11 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     part.add_argument("--plot", type=Path, metavar="FILE", help="draw them as SVG")
 
 
-def _add_recipe(command: argparse.ArgumentParser) -> None:
+def _add_recipe(command: argparse.ArgumentParser, is_required: bool = True) -> None:
     command.add_argument(
-        "--recipe", type=Path, required=True, metavar="FOLDER", help="such as ds_configs/bert-large"
-    )
+        "--recipe", type=Path, required=is_required, metavar="FOLDER",
+        help="such as ds_configs/bert-large",
+    )  # fmt: skip
     command.add_argument(
         "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE",
         help="change a setting: model.hidden_dropout_prob=0, phases.0.total_steps=20, "
@@ -306,6 +338,10 @@ def _run(arguments: argparse.Namespace, command_line: list[str], world: World) -
         from bert_ds.commands import plan
 
         plan.run(arguments)
+    elif arguments.command == "doctor":
+        from bert_ds.commands import doctor
+
+        doctor.run(arguments, world)
     elif arguments.command == "pretrain":
         from bert_ds.commands import pretrain
 
@@ -348,12 +384,37 @@ def _tell(err: BertDsError, world: World) -> None:
             print(f"bert-ds: {err}", file=sys.stderr)
         return
     is_met_by_all = isinstance(err, (ConfigError, LaunchError)) and world.local_rank > 0
-    is_told_by_another = is_met_by_all or isinstance(err, PeerError)
-    if is_told_by_another:
+    if is_met_by_all or isinstance(err, PeerError):
         time.sleep(_SECONDS_FOR_ANOTHER_RANK_TO_TELL)
     where = f" (rank {world.rank})" if world.rank else ""
     sys.stderr.write(f"bert-ds: error{where}: {err}\n")  # in one piece: ranks share the screen
     sys.stderr.flush()
+    if not isinstance(err, PeerError):
+        _let_others_know(str(err), err.exit_code, world)
+
+
+def _let_others_know(message: str, exit_code: int, world: World) -> None:
+    """Ranks on other hosts are not ended by this host's launcher: they must hear of it."""
+    peers = _peers()
+    if peers is not None:
+        peers.tell(message, exit_code)
+    elif world.local_world_size < world.world_size:
+        from bert_ds.rendezvous import tell_before_meeting
+
+        tell_before_meeting(world, message, exit_code)
+
+
+def _leave_the_word_to_the_rank_that_failed(err: Exception) -> None:
+    """A collective that breaks is the fault of another rank: that one is named, if it is found."""
+    peers = _peers()
+    if peers is not None and peers.is_broken_collective(err):
+        peers.wait_for_a_verdict()
+
+
+def _peers() -> Peers | None:
+    """The other ranks, where this one has met them; without importing torch."""
+    module = sys.modules.get("bert_ds.peers")
+    return module.current() if module is not None else None
 
 
 def _leave(exit_code: int) -> int:

@@ -13,24 +13,35 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as torch_dist
+from torch._C._distributed_c10d import PrefixStore  # torch.distributed's, with types
 
 from bert_ds.errors import BertDsError, LaunchError, PeerError
 from bert_ds.meeting import export_meeting_place
+from bert_ds.peers import current, set_current
+from bert_ds.rendezvous import choose_interface, meet, peers_of
 from bert_ds.world import World
 
 T = TypeVar("T")
 
 
-def init_process_group(world: World, device: torch.device, timeout_s: float = 1800.0) -> None:
+def init_process_group(
+    world: World,
+    device: torch.device,
+    timeout_s: float = 1800.0,
+    heartbeat_s: float = 30.0,
+) -> None:
     """Bring the ranks together; afterwards collectives work.
 
     Args:
         world: this process and how many there are.
         device: where tensors of the run live; decides the backend.
         timeout_s: seconds that a collective waits for a missing rank before it fails.
+        heartbeat_s: seconds of silence after which a rank counts as lost, which ends the others;
+            0 for never.
 
     Raises:
         LaunchError: nobody says where the ranks meet, or they cannot.
+        PeerError: a rank on another host has failed before it came.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -40,23 +51,33 @@ def init_process_group(world: World, device: torch.device, timeout_s: float = 18
         torch_dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return
     export_meeting_place(world)
+    meeting = meet(world)
+    choose_interface(world, meeting)
     try:
         torch_dist.init_process_group(
             backend,
-            init_method="env://",
+            store=PrefixStore("group", meeting.store),
             rank=world.rank,
             world_size=world.world_size,
             timeout=timeout,
         )
+        peers = peers_of(world, meeting)
     except (RuntimeError, ValueError) as err:
         raise LaunchError(
-            f"rank {world.rank} of {world.world_size} could not meet the others at "
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}: {err}"
+            f"rank {world.rank} of {world.world_size} has met the others, and cannot exchange data "
+            f"with them (interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of the host name')}): "
+            f"{err}"
         ) from err
+    peers.watch(heartbeat_s)
+    set_current(peers)
 
 
 def shutdown() -> None:
     """Wait for all ranks and leave; without it DeepSpeed's processes can abort at exit."""
+    peers = current()
+    if peers is not None:
+        peers.close()
+        set_current(None)
     if torch_dist.is_initialized():
         torch_dist.barrier()
         torch_dist.destroy_process_group()

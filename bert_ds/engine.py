@@ -202,18 +202,24 @@ def check_precision(phase: PhaseConfig) -> None:
         ConfigError: with the way out.
     """
     precision = precision_of(phase.deepspeed, phase.name)
-    accelerator = import_deepspeed().accelerator.get_accelerator()
-    is_supported = {
-        "fp32": lambda: True,
-        "fp16": accelerator.is_fp16_supported,
-        "bf16": accelerator.is_bf16_supported,
-    }[precision]
-    if not is_supported():
+    accelerator, supports = accelerator_support()
+    if not supports[precision]:
         raise ConfigError(
             f"{phase.name} asks for {precision}, which DeepSpeed does not compute on this "
-            f"{accelerator.device_name()}; train in fp32 with --set deepspeed.{precision}.enabled="
+            f"{accelerator}; train in fp32 with --set deepspeed.{precision}.enabled="
             "false, or on a GPU"
         )
+
+
+def accelerator_support() -> tuple[str, dict[str, bool]]:
+    """What DeepSpeed computes on here, and in which precisions."""
+    accelerator = import_deepspeed().accelerator.get_accelerator()
+    supports = {
+        "fp32": True,
+        "fp16": bool(accelerator.is_fp16_supported()),
+        "bf16": bool(accelerator.is_bf16_supported()),
+    }
+    return str(accelerator.device_name()), supports
 
 
 def import_deepspeed() -> Any:

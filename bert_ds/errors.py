@@ -40,9 +40,10 @@ class DivergedError(TrainingError):
 class PeerError(BertDsError):
     """Another rank has failed and tells the user why; this one leaves the telling to it."""
 
-    def __init__(self, failed_rank: int) -> None:
-        super().__init__(f"rank {failed_rank} has failed")
+    def __init__(self, failed_rank: int, why: str = "", exit_code: int = 1) -> None:
+        super().__init__(f"rank {failed_rank} has failed{': ' if why else ''}{why}")
         self.failed_rank = failed_rank
+        self.exit_code = exit_code
 
 
 class StopRequested(BertDsError):

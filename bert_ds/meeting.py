@@ -65,15 +65,20 @@ def _by_mpi(world: World) -> tuple[str, int]:
     found: tuple[str, int] | None = None
     if world.is_main:
         others = [host for host in hosts if host != hosts[0]]
-        found = (_address_seen_by(others[0]) if others else "127.0.0.1", free_port())
+        found = (address_seen_by(others[0]) if others else "127.0.0.1", free_port())
     address, port = comm.bcast(found, root=0)
     return str(address), int(port)
 
 
-def _address_seen_by(other: str) -> str:
-    """This host's address on the network to another one. (A host's own name may be 127.0.1.1.)"""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))  # sends nothing
+def address_seen_by(other: str) -> str:
+    """This host's address on the network to another one. (A host's own name may be 127.0.1.1.)
+
+    Raises:
+        OSError: the other's name is unknown, or no network leads there.
+    """
+    family, kind, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)  # sends nothing
         return str(probe.getsockname()[0])
 
 

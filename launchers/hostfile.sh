@@ -3,28 +3,15 @@
 #   node1 slots=8
 # RECIPE, DATA and RUN are the same folders on every host.
 #   HOSTFILE=hosts RECIPE=... DATA=... RUN=... bash launchers/hostfile.sh [more arguments]
+# First the hosts are looked at (bert-ds doctor; DOCTOR=0 leaves it out). A run that fails is started
+# again up to MAX_RESTARTS times (default 0) from its last checkpoint, on the hosts that the hostfile
+# then names.
 # LAUNCHER=pdsh (default), openmpi, mpich or slurm, as deepspeed has them. DRY_RUN=1 prints the command.
 set -euo pipefail
 
 : "${HOSTFILE:?the hostfile}"
 : "${RECIPE:?the recipe folder}" "${DATA:?the folder with seq128 and seq512}" "${RUN:?the run folder}"
-
-# deepspeed trains on this host alone where the file is missing, and says nothing.
-if [[ ! -s "$HOSTFILE" ]]; then
-  echo "hostfile.sh: $HOSTFILE is missing or empty; a line a host: node1 slots=8" >&2
-  exit 2
-fi
-hosts="$(sed 's/#.*//' "$HOSTFILE" | awk 'NF')"
-wrong="$(grep -vE '^[[:space:]]*[^[:space:]]+[[:space:]]+slots=[1-9][0-9]*[[:space:]]*$' <<<"$hosts" || true)"
-if [[ -n "$wrong" ]]; then
-  echo "hostfile.sh: $HOSTFILE: a line must be like 'node1 slots=8'; this is not: ${wrong%%$'\n'*}" >&2
-  exit 2
-fi
-twice="$(awk '{print $1}' <<<"$hosts" | sort | uniq -d)"
-if [[ -n "$twice" ]]; then
-  echo "hostfile.sh: $HOSTFILE names ${twice%%$'\n'*} twice; add its slots up in one line" >&2
-  exit 2
-fi
+python="${PYTHON:-python3}"
 
 command=(deepspeed --quiet --hostfile "$HOSTFILE" --launcher "${LAUNCHER:-pdsh}")
 if [[ -n "${MASTER_ADDR:-}" ]]; then
@@ -34,10 +21,18 @@ if [[ -n "${MASTER_PORT:-}" ]]; then
   command+=(--master_port "$MASTER_PORT")
 fi
 command+=(--module bert_ds pretrain --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
+command=("$python" -m bert_ds supervise --max-restarts "${MAX_RESTARTS:-0}" -- "${command[@]}")
 
 if [[ -n "${DRY_RUN:-}" ]]; then
   printf '%q ' "${command[@]}"
   echo
-else
-  exec "${command[@]}"
+  exit 0
 fi
+
+# A host whose cable is cut would keep ssh, and with it the launcher, waiting for a quarter of an hour.
+export PDSH_SSH_ARGS_APPEND="-o ServerAliveInterval=5 -o ServerAliveCountMax=4 ${PDSH_SSH_ARGS_APPEND:-}"
+
+if [[ "${DOCTOR:-1}" != 0 ]]; then
+  "$python" -m bert_ds doctor --hostfile "$HOSTFILE" --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN"
+fi
+exec "${command[@]}"

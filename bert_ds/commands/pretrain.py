@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import shlex
 import subprocess
 import time
@@ -19,6 +20,7 @@ from bert_ds.dist import Communicator, init_process_group, shutdown
 from bert_ds.engine import check_precision
 from bert_ds.errors import StopRequested, TrainingError
 from bert_ds.model.execution import check_execution, prepare_process
+from bert_ds.peers import current
 from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, scaled
 from bert_ds.train import setup
 from bert_ds.train.pretrain import run_pretraining
@@ -78,23 +80,27 @@ def _prepare(
         check_precision(phase)
     check_execution(config.execution, device)
     prepare_process(config.execution)
-    init_process_group(world, device)
+    init_process_group(world, device, heartbeat_s=config.heartbeat_s)
     comm = Communicator(world, device)
     folder = RunFolder(arguments.output_dir)
 
     def claim() -> None:
         if world.is_main:
             folder.claim()
+            folder.forget_failure()
             folder.check_belongs_to(
                 config, arguments.resume == "never", "settings" in arguments.override
             )
 
     comm.together(claim)
+    peers = current()
+    if peers is not None:
+        peers.failure_file = folder.failure
     data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
     if world.is_main:
         _announce(config, world, device)
     stop = StopFlag(launcher_processes() if world.launcher == "torch" else (), deadline)
-    watchdog = Watchdog(world.rank, config.watchdog_s)
+    watchdog = Watchdog(world.rank, config.watchdog_s, _end_with_all)
     return Run(
         config,
         world,
@@ -107,6 +113,14 @@ def _prepare(
         _origin(command_line),
         data_may_differ="data" in arguments.override,
     )
+
+
+def _end_with_all(exit_code: int) -> None:
+    """End this rank, whose watchdog has told why; those on other hosts hear of it."""
+    peers = current()
+    if peers is not None:
+        peers.tell("it made no progress (watchdog_s); its screen says where it stood", exit_code)
+    os._exit(exit_code)
 
 
 def _announce(config: RunConfig, world: World, device: torch.device) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shlex
 import signal
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from bert_ds.commands.elastic import on_hosts_left, value_of
 from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, CheckpointError, ConfigError, StopRequested
 from bert_ds.files import read_json_object
@@ -72,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
     """
     words = arguments.program
     command = words[1:] if words[:1] == ["--"] else words
-    output_dir = Path(_value_of(command, "--output-dir") or "")
+    output_dir = Path(value_of(command, "--output-dir") or "")
     _check(arguments, command)
     supervisor, failures, begun = _Supervisor(), 0, time.monotonic()
     for number in _ASKING:
@@ -81,6 +83,10 @@ def run(arguments: argparse.Namespace) -> None:
         before, summary = _progress_of(output_dir), _changed_at(output_dir / "summary.json")
         started = time.monotonic()
         code = supervisor.run_once(_with_the_time_left(command, started - begun))
+        # ranks on other hosts may save, or end, when the launcher here is gone
+        _wait_for_run_folder(
+            output_dir, _SECONDS_TO_SAVE if supervisor.asked_to_stop else _SECONDS_TO_END
+        )
         is_told = _changed_at(output_dir / "summary.json") != summary
         status = _status_of(output_dir)
         if code == 0 and status == "complete":
@@ -98,6 +104,7 @@ def run(arguments: argparse.Namespace) -> None:
             )
         failures = 1 if _progress_of(output_dir) != before else failures + 1
         told = f"the command ended with code {code} after {time.monotonic() - started:.0f} s"
+        told += _reason_in(output_dir)
         if failures > arguments.max_restarts:
             raise SupervisedError(
                 f"{told}, {failures} time{'s' if failures > 1 else ''} without a new checkpoint in "
@@ -109,6 +116,8 @@ def run(arguments: argparse.Namespace) -> None:
         )
         sys.stderr.flush()
         time.sleep(arguments.pause)
+        if arguments.drop_lost_hosts:
+            command = on_hosts_left(command, output_dir)
         if supervisor.asked_to_stop:
             raise StopRequested("asked to stop between two starts")
 
@@ -116,13 +125,15 @@ def run(arguments: argparse.Namespace) -> None:
 def _check(arguments: argparse.Namespace, command: list[str]) -> None:
     if arguments.max_restarts < 0 or arguments.pause < 0:
         raise ConfigError("--max-restarts and --pause must not be negative")
-    if _value_of(command, "--output-dir") is None:
+    if value_of(command, "--output-dir") is None:
         raise ConfigError(
             "supervise needs a command that trains, with its --output-dir: bert-ds supervise "
             f"--max-restarts 3 -- deepspeed ... --module bert_ds pretrain ...; it is "
             f"'{shlex.join(command)}'"
         )
-    resume = _value_of(command, "--resume")
+    if arguments.drop_lost_hosts and value_of(command, "--hostfile") is None:
+        raise ConfigError("--drop-lost-hosts needs a command with a --hostfile")
+    resume = value_of(command, "--resume")
     if resume not in (None, "auto"):
         raise ConfigError(
             f"supervise needs --resume auto, the default: with --resume {resume} a second start "
@@ -130,19 +141,9 @@ def _check(arguments: argparse.Namespace, command: list[str]) -> None:
         )
 
 
-def _value_of(command: list[str], flag: str) -> str | None:
-    """What a flag of the command is set to."""
-    for index, word in enumerate(command):
-        if word == flag and index + 1 < len(command):
-            return command[index + 1]
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
-
-
 def _with_the_time_left(command: list[str], used_s: float) -> list[str]:
     """The command with a --time-limit that ends when the first start's would have ended."""
-    limit = _value_of(command, "--time-limit")
+    limit = value_of(command, "--time-limit")
     if limit is None:
         return command
     try:
@@ -152,6 +153,32 @@ def _with_the_time_left(command: list[str], used_s: float) -> list[str]:
     place = next(i for i, word in enumerate(command) if word.startswith("--time-limit"))
     length = 1 if "=" in command[place] else 2
     return [*command[:place], f"--time-limit={left}", *command[place + length :]]
+
+
+def _wait_for_run_folder(output_dir: Path, seconds: float) -> None:
+    """Wait until no run holds the folder any more; ranks may be on other hosts."""
+    deadline = time.monotonic() + seconds
+    while _is_held(output_dir / ".lock") and time.monotonic() < deadline:
+        time.sleep(0.2)
+
+
+def _is_held(lock: Path) -> bool:
+    if not lock.is_file():
+        return False
+    with lock.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # a file system without locks
+    return False
+
+
+def _reason_in(output_dir: Path) -> str:
+    """What the rank that failed has said, where it could keep it."""
+    path = output_dir / "failure.txt"
+    return f" ({path.read_text(encoding='utf-8').strip()})" if path.is_file() else ""
 
 
 def _progress_of(output_dir: Path) -> str:

@@ -155,6 +155,9 @@ class RunConfig(FrozenConfig):
     """Seconds without progress (a step, an evaluation's batch, a checkpoint) after which a rank
     says where it stands and ends, so that a run never hangs; with 0 only torch's own limit on
     collectives does so, half an hour."""
+    heartbeat_s: float = Field(default=30.0, ge=0.0)
+    """Seconds without a sign of life from a rank after which the others end and name it: its
+    process was killed, its host or the network to it is down; 0 for never."""
     dynamic_masking: Literal["token", "whole_word"] | None = None
     """What is masked, anew in every epoch, in datasets prepared with `--masking none`; null is
     "token". An error where a dataset is masked already: leave it out (null) there."""

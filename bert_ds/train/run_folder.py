@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 # What may differ between two starts of one run: it changes speed, memory or reports alone.
 _FREE_KEYS = {
-    "checkpoint", "data", "divergence", "evaluation", "execution", "logging", "watchdog_s",
+    "checkpoint", "data", "divergence", "evaluation", "execution", "heartbeat_s", "logging",
+    "watchdog_s",
 }  # fmt: skip
 _FREE_DEEPSPEED_KEYS = {
     "activation_checkpointing", "aio", "comms_logger", "csv_monitor", "dump_state",
@@ -74,6 +75,15 @@ class RunFolder:
     def summary(self) -> Path:
         """File with the results so far."""
         return self.path / "summary.json"
+
+    @property
+    def failure(self) -> Path:
+        """What the rank that failed said, where the last start has failed."""
+        return self.path / "failure.txt"
+
+    def forget_failure(self) -> None:
+        """A new start: what made the last one fail is past."""
+        self.failure.unlink(missing_ok=True)
 
     def claim(self) -> None:
         """Make the folder and hold it until this process ends.

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 BERT_DS_LAYERS = (
     ("errors",),
     ("files", "seeding", "batch", "world", "durations"),
-    ("meeting",),
+    ("meeting", "peers"),
+    ("rendezvous",),
     ("config", "dist"),
     ("model", "optim", "data", "metrics"),
     ("engine",),
@@ -21,7 +22,7 @@ BERT_DS_LAYERS = (
     ("plan",),
     ("train",),
     ("bench",),
-    ("trained", "report"),
+    ("trained", "report", "doctor"),
     ("commands",),
     ("cli",),
     ("__main__",),

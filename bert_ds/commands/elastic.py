@@ -1,0 +1,84 @@
+"""A training command on the hosts that are left, when some do not answer any more."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from bert_ds.config.loading import load_run_config
+from bert_ds.config.recipe import RunConfig
+from bert_ds.doctor.hostfile import read_hostfile, unreachable_hosts
+from bert_ds.errors import ConfigError
+from bert_ds.plan import plan_run
+
+
+def on_hosts_left(command: list[str], output_dir: Path) -> list[str]:
+    """The command with the hostfile of the hosts that answer ssh, as it was where all do.
+
+    The batch stays that of the recipe, so only as many of them are taken as it divides over. The
+    hostfile is read anew, and the new one lies in the run folder.
+
+    Raises:
+        ConfigError: the batch divides over no number of the hosts that are left.
+    """
+    given = Path(value_of(command, "--hostfile") or "")
+    slots = read_hostfile(given)
+    lost = unreachable_hosts(list(slots))
+    if not lost:
+        return command
+    left = {host: number for host, number in slots.items() if host not in lost}
+    config = _config_of(command)
+    while left and config is not None and not _divides(config, left):
+        left.popitem()
+    named = "; ".join(f"{host}: {why}" for host, why in lost.items())
+    if not left:
+        raise ConfigError(
+            f"hosts are lost ({named}), and train_batch_size divides over no number of the others "
+            f"of {given}: replace the hosts, or choose a smaller micro batch"
+        )
+    path = output_dir / "hosts"
+    path.write_text("".join(f"{host} slots={number}\n" for host, number in left.items()))
+    sys.stderr.write(
+        f"bert-ds supervise: lost hosts ({named}); going on with {', '.join(left)} ({path})\n"
+    )
+    sys.stderr.flush()
+    first = next(iter(slots))
+    replaced = _with_value(command, "--hostfile", str(path))
+    if first in lost and value_of(command, "--master_addr") is not None:
+        replaced = _with_value(replaced, "--master_addr", next(iter(left)))
+    return replaced
+
+
+def value_of(command: list[str], flag: str) -> str | None:
+    """What a flag of the command is set to."""
+    for index, word in enumerate(command):
+        if word == flag and index + 1 < len(command):
+            return command[index + 1]
+        if word.startswith(f"{flag}="):
+            return word.partition("=")[2]
+    return None
+
+
+def _with_value(command: list[str], flag: str, value: str) -> list[str]:
+    place = next(i for i, word in enumerate(command) if word.split("=")[0] == flag)
+    length = 1 if "=" in command[place] else 2
+    return [*command[:place], flag, value, *command[place + length :]]
+
+
+def _config_of(command: list[str]) -> RunConfig | None:
+    """The settings that the command trains with, read as it reads them."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--recipe", type=Path)
+    parser.add_argument("--set", action="extend", nargs="+", default=[])
+    known, _ = parser.parse_known_args(command)
+    return load_run_config(known.recipe, known.set) if known.recipe is not None else None
+
+
+def _divides(config: RunConfig, slots: Mapping[str, int]) -> bool:
+    try:
+        plan_run(config, sum(slots.values()))
+    except ConfigError:
+        return False
+    return True

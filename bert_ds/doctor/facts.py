@@ -1,0 +1,208 @@
+"""What one host has, as far as it decides whether and how a run works there. Changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from bert_ds import __version__
+from bert_ds.config.deepspeed import precision_of
+from bert_ds.config.recipe import RunConfig
+from bert_ds.data.reader import open_dataset
+from bert_ds.doctor.token import Token
+from bert_ds.engine import accelerator_support
+from bert_ds.errors import ConfigError, DataError
+from bert_ds.meeting import free_port
+from bert_ds.optim.kernels import choose_kernel
+
+_PACKAGES = (
+    "torch", "deepspeed", "numpy", "tokenizers", "safetensors", "triton", "flash-attn", "mpi4py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run will ask of its hosts, as far as it is known.
+
+    Attributes:
+        config: settings, or None where no recipe was given.
+        data: the folder of datasets, or None.
+        output_dir: the run folder, or None.
+        token: a file that was just written into the shared folder, or None.
+    """
+
+    config: RunConfig | None = None
+    data: Path | None = None
+    output_dir: Path | None = None
+    token: Token | None = None
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a host has.
+
+    Attributes:
+        host: its name.
+        versions: of Python and packages; a package that is missing is not there.
+        executable: the Python.
+        devices: names of its GPUs; none on a CPU host.
+        cores: CPU cores that this process may use.
+        memory_bytes: of the host.
+        accelerator: as DeepSpeed sees it.
+        precisions: that DeepSpeed computes in here, of those that the recipe asks for.
+        lamb: the kernel that LAMB would use, and why.
+        apex: `NVIDIA apex`, `another package of that name` or `missing`.
+        compiler: the C compiler's path, or empty.
+        addresses: (interface, address) of its IPv4 networks but the loopback.
+        interface: GLOO_SOCKET_IFNAME, empty where it is not set.
+        free_port: a TCP port that nobody listens on.
+        clock: seconds since 1970 by its clock when it was asked last.
+        open_files: limit of open files of a process.
+        shared_memory_bytes: free in /dev/shm.
+        datasets: by folder name: fingerprint and vocabulary, or what is wrong.
+        sees_token: whether the shared folder holds the file that was just written; None: not asked.
+        free_bytes: on the run folder's disk, or None.
+        unwritable: why the run folder cannot be written, or empty.
+    """
+
+    host: str
+    versions: dict[str, str]
+    executable: str
+    devices: list[str]
+    cores: int
+    memory_bytes: int
+    accelerator: str
+    precisions: dict[str, bool]
+    lamb: str
+    apex: str
+    compiler: str
+    addresses: list[tuple[str, str]]
+    interface: str
+    free_port: int
+    clock: float
+    open_files: int
+    shared_memory_bytes: int
+    datasets: dict[str, dict[str, str]] = field(default_factory=dict)
+    sees_token: bool | None = None
+    free_bytes: int | None = None
+    unwritable: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def facts_from(values: dict[str, Any]) -> HostFacts:
+    """The facts that another host has sent as JSON."""
+    addresses = [(name, address) for name, address in values["addresses"]]
+    return HostFacts(**{**values, "addresses": addresses})
+
+
+def look_at_this_host(wanted: Wanted) -> HostFacts:
+    """What this host has."""
+    has_gpus = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    num_devices = torch.cuda.device_count() if has_gpus else 0
+    accelerator, supports = accelerator_support()
+    asked = _precisions_of(wanted.config)
+    folder = _existing(wanted.output_dir)
+    return HostFacts(
+        host=socket.gethostname(),
+        versions=_versions(),
+        executable=sys.executable,
+        devices=[torch.cuda.get_device_name(number) for number in range(num_devices)],
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        accelerator=accelerator,
+        precisions={name: supports[name] for name in asked},
+        lamb=_lamb("cuda" if has_gpus else "cpu"),
+        apex=_apex(),
+        compiler=next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "") or "",
+        addresses=_addresses(),
+        interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        free_port=free_port(),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        shared_memory_bytes=_free_in("/dev/shm"),
+        datasets=_datasets(wanted),
+        sees_token=wanted.token.is_seen() if wanted.token else None,
+        free_bytes=shutil.disk_usage(folder).free if folder else None,
+        unwritable="" if folder is None or os.access(folder, os.W_OK) else f"{folder}",
+        clock=time.time(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "bert_ds": __version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _precisions_of(config: RunConfig | None) -> list[str]:
+    if config is None:
+        return ["fp32", "fp16", "bf16"]
+    return sorted({precision_of(phase.deepspeed, phase.name) for phase in config.phases})
+
+
+def _lamb(device: str) -> str:
+    choice = choose_kernel("auto", torch.device(device), torch.float32, is_standard_lamb=True)
+    return f"{choice.kernel.name} ({choice.reason})"
+
+
+def _apex() -> str:
+    """PyPI's package of that name is another project: NVIDIA's is known by its extension."""
+    if importlib.util.find_spec("amp_C") is not None:
+        return "NVIDIA apex"
+    is_there = importlib.util.find_spec("apex") is not None
+    return "another package of that name" if is_there else "missing"
+
+
+def _addresses() -> list[tuple[str, str]]:
+    return [
+        (name, entry.address)
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+    ]
+
+
+def _free_in(path: str) -> int:
+    return shutil.disk_usage(path).free if os.path.isdir(path) else 0
+
+
+def _existing(folder: Path | None) -> Path | None:
+    """The folder, or the one above it that exists."""
+    if folder is None:
+        return None
+    return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+
+
+def _datasets(wanted: Wanted) -> dict[str, dict[str, str]]:
+    if wanted.config is None or wanted.data is None:
+        return {}
+    found = {}
+    for length in sorted({phase.sequence_length for phase in wanted.config.phases}):
+        folder = wanted.data / f"seq{length}"
+        try:
+            manifest = open_dataset(folder)
+        except (DataError, ConfigError) as err:
+            found[folder.name] = {"wrong": str(err)}
+            continue
+        vocabulary = manifest.vocabulary.sha256
+        found[folder.name] = {"fingerprint": manifest.fingerprint, "vocabulary": vocabulary}
+    return found

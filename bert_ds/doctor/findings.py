@@ -1,0 +1,52 @@
+"""What was found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Level = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: error: a run fails or gives wrong results; warning: it is slower or may fail; ok.
+        subject: what it is about, in a word or two.
+        told: what was found, with the values.
+        way_out: what to do; empty where all is well.
+    """
+
+    level: Level
+    subject: str
+    told: str
+    way_out: str = ""
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """A line a finding, what to do below it; the worst last, where the eye is."""
+    order = {"ok": 0, "warning": 1, "error": 2}
+    lines = []
+    for finding in sorted(findings, key=lambda entry: order[entry.level]):
+        lines.append(f"{finding.level:<8} {finding.subject}: {finding.told}")
+        if finding.way_out:
+            lines.append(f"{'':<8}   -> {finding.way_out}")
+    counts = {level: sum(f.level == level for f in findings) for level in order}
+    lines.append(f"{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} ok")
+    return "\n".join(lines)
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Plain values."""
+    return {
+        "is_ready": not has_errors(findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def has_errors(findings: Sequence[Finding]) -> bool:
+    """Whether a run would fail or be wrong."""
+    return any(finding.level == "error" for finding in findings)

@@ -1,0 +1,258 @@
+"""Findings from what the hosts have: each host alone, and one against the other."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from bert_ds.config.recipe import RunConfig
+from bert_ds.doctor.facts import HostFacts
+from bert_ds.doctor.findings import Finding
+from bert_ds.plan import num_parameters
+
+T = TypeVar("T")
+
+CLOCK_WARNING_S = 2.0
+MUNGE_S = 300.0
+"""Slurm's munge refuses what is older or newer than this."""
+_MUST_BE_EQUAL = ("python", "bert_ds", "torch", "deepspeed", "numpy", "tokenizers", "safetensors")
+_BYTES_OF_A_PARAMETER = 12
+"""In a checkpoint: weight, exp_avg and exp_avg_sq in float32."""
+_OPEN_FILES = 1024
+_SHARED_MEMORY = 1 << 30
+_GIB = 1 << 30
+
+
+def judge(
+    hosts: Sequence[HostFacts],
+    slots: Mapping[str, int],
+    clock_offsets: Mapping[str, float],
+    config: RunConfig | None,
+) -> list[Finding]:
+    """All findings.
+
+    Args:
+        hosts: their facts, the first host's first.
+        slots: ranks that are to run on each host, by its name.
+        clock_offsets: seconds that each host's clock is ahead of the first's.
+        config: the recipe, where one was given.
+    """
+    return [
+        *_versions(hosts),
+        *_devices(hosts, slots),
+        *_precisions(hosts),
+        *_lamb(hosts),
+        *_network(hosts),
+        *_clocks(clock_offsets),
+        *_folders(hosts, config),
+        *_datasets(hosts),
+        *_limits(hosts),
+    ]
+
+
+def _by_value(values: Iterable[tuple[str, T]]) -> dict[T, list[str]]:
+    """Which hosts have which value, of pairs of host and value."""
+    found: dict[T, list[str]] = defaultdict(list)
+    for host, value in values:
+        found[value].append(host)
+    return dict(found)
+
+
+def _spelled(values: Mapping[T, Sequence[str]]) -> str:
+    return "; ".join(f"{value} on {_named(names)}" for value, names in values.items())
+
+
+def _named(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:6]) + (f" and {len(hosts) - 6} more" if len(hosts) > 6 else "")
+
+
+def _versions(hosts: Sequence[HostFacts]) -> list[Finding]:
+    names = sorted({name for host in hosts for name in host.versions})
+    findings = []
+    for name in names:
+        values = _by_value((host.host, host.versions.get(name, "missing")) for host in hosts)
+        if len(values) > 1:
+            must = name in _MUST_BE_EQUAL
+            told = f"{name} differs: {_spelled(values)}"
+            way_out = "install the same version on every host, or one environment that all share"
+            findings.append(Finding("error" if must else "warning", "versions", told, way_out))
+    if not findings:
+        first = hosts[0].versions
+        named = ", ".join(f"{name} {first[name]}" for name in _MUST_BE_EQUAL if name in first)
+        findings.append(Finding("ok", "versions", f"{named} on {_named([h.host for h in hosts])}"))
+    return findings
+
+
+def _devices(hosts: Sequence[HostFacts], slots: Mapping[str, int]) -> list[Finding]:
+    findings = []
+    kinds = _by_value((h.host, " and ".join(sorted(set(h.devices))) or "CPU") for h in hosts)
+    if len(kinds) > 1:
+        told = f"hosts differ: {_spelled(kinds)}"
+        way_out = "all ranks wait for the slowest; leave the others out of the hostfile"
+        findings.append(Finding("warning", "devices", told, way_out))
+    for host in hosts:
+        wanted = slots.get(host.host, 0)
+        if host.devices and wanted > len(host.devices):
+            told = f"{host.host} is to run {wanted} ranks and has {len(host.devices)} GPUs"
+            way_out = f"write slots={len(host.devices)} or fewer for it"
+            findings.append(Finding("error", "slots", told, way_out))
+        elif not host.devices and wanted > host.cores:
+            told = f"{host.host} is to run {wanted} ranks on {host.cores} CPU cores"
+            findings.append(Finding("warning", "slots", told, "ranks share cores and wait"))
+    if not findings:
+        counts = {h.host: f"{len(h.devices) or h.cores} {'GPUs' if h.devices else 'cores'}"
+                  for h in hosts}  # fmt: skip
+        told = f"{_spelled(kinds)} ({', '.join(f'{n}: {c}' for n, c in list(counts.items())[:6])})"
+        findings.append(Finding("ok", "devices", told))
+    return findings
+
+
+def _precisions(hosts: Sequence[HostFacts]) -> list[Finding]:
+    findings = []
+    for precision in hosts[0].precisions:
+        without = [host.host for host in hosts if not host.precisions.get(precision)]
+        if without:
+            told = f"DeepSpeed does not compute in {precision} on {_named(without)}"
+            way_out = f"--set deepspeed.{precision}.enabled=false trains in float32"
+            findings.append(Finding("error", "precision", told, way_out))
+    return findings or [Finding("ok", "precision", f"{', '.join(hosts[0].precisions)} on all")]
+
+
+def _lamb(hosts: Sequence[HostFacts]) -> list[Finding]:
+    findings = []
+    kernels = _by_value((host.host, host.lamb) for host in hosts)
+    slow = [host.host for host in hosts if host.lamb.startswith("plain")]
+    if slow:
+        told = f"no fused LAMB on {_named(slow)}: {_spelled(kernels)}"
+        way_out = "install a C compiler (CPU) or triton (GPU); updates are slower without"
+        findings.append(Finding("warning", "LAMB", told, way_out))
+    else:
+        findings.append(Finding("ok", "LAMB", _spelled(kernels)))
+    other = [host.host for host in hosts if host.apex == "another package of that name"]
+    if other:
+        told = f"the package apex on {_named(other)} is not NVIDIA's"
+        way_out = "pip uninstall apex; NVIDIA's is built from its repository, and is not needed"
+        findings.append(Finding("warning", "apex", told, way_out))
+    return findings
+
+
+def _network(hosts: Sequence[HostFacts]) -> list[Finding]:
+    findings = []
+    for host in hosts:
+        named = [name for name in host.interface.lstrip("^=").split(",") if name]
+        present = {name for name, _ in host.addresses}
+        if named and not host.interface.startswith("^"):
+            if not any(name in present or name == "lo" for name in named):
+                told = (
+                    f"GLOO_SOCKET_IFNAME is {host.interface} on {host.host}, which has "
+                    f"{', '.join(sorted(present)) or 'none'}"
+                )
+                way_out = "unset it: the interface that leads to the other hosts is found"
+                findings.append(Finding("error", "network", told, way_out))
+        if len(hosts) > 1 and not host.addresses:
+            told = f"{host.host} has no address but the loopback"
+            findings.append(Finding("error", "network", told, "connect it: ip address"))
+    if not findings:
+        named_addresses = [
+            f"{host.host} " + " ".join(f"{name}={address}" for name, address in host.addresses)
+            for host in hosts[:6]
+        ]
+        findings.append(Finding("ok", "network", "; ".join(named_addresses)))
+    return findings
+
+
+def _clocks(offsets: Mapping[str, float]) -> list[Finding]:
+    if len(offsets) < 2:
+        return []
+    off = {host: value for host, value in offsets.items() if abs(value) > CLOCK_WARNING_S}
+    if not off:
+        largest = max(abs(value) for value in offsets.values())
+        return [Finding("ok", "clocks", f"at most {largest:.1f} s apart")]
+    first = next(iter(offsets))
+    told = ", ".join(
+        f"{host} is {abs(value):.0f} s {'ahead of' if value > 0 else 'behind'} {first}"
+        for host, value in off.items()
+    )
+    way_out = (
+        "run an NTP client (chrony) on every host: times in logs cannot be compared, and Slurm "
+        f"refuses hosts that are more than {MUNGE_S:.0f} s off"
+    )
+    return [Finding("warning", "clocks", told, way_out)]
+
+
+def _folders(hosts: Sequence[HostFacts], config: RunConfig | None) -> list[Finding]:
+    findings = []
+    blind = [host.host for host in hosts if host.sees_token is False]
+    if blind:
+        told = f"{_named(blind)} does not see what {hosts[0].host} writes to the run folder's disk"
+        way_out = "mount the same file system at the same path on every host"
+        findings.append(Finding("error", "shared folder", told, way_out))
+    elif len(hosts) > 1 and all(host.sees_token for host in hosts):
+        findings.append(Finding("ok", "shared folder", "every host sees what the first one writes"))
+    for host in hosts:
+        if host.unwritable:
+            told = f"{host.unwritable} cannot be written on {host.host}"
+            findings.append(Finding("error", "run folder", told, "choose another --output-dir"))
+    known = [host for host in hosts if host.free_bytes is not None]
+    if config is not None and known:
+        findings.append(_disk(known[0], config))
+    return findings
+
+
+def _disk(host: HostFacts, config: RunConfig) -> Finding:
+    """Room for the checkpoints: the newest stays while the next is written."""
+    free = host.free_bytes or 0
+    one = num_parameters(config.model) * _BYTES_OF_A_PARAMETER
+    kept = config.checkpoint.keep_last + 1 + int(config.checkpoint.keep_best)
+    told = (
+        f"{free / _GIB:.1f} GiB free for the run folder; a checkpoint takes {one / _GIB:.2f} GiB, "
+        f"{kept} of them {kept * one / _GIB:.2f} GiB"
+    )
+    way_out = "choose an --output-dir with more room, or a lower checkpoint.keep_last"
+    if free < 2 * one:
+        return Finding("error", "disk", told, way_out)
+    return Finding("warning", "disk", told, way_out) if free < kept * one else Finding(
+        "ok", "disk", told
+    )  # fmt: skip
+
+
+def _datasets(hosts: Sequence[HostFacts]) -> list[Finding]:
+    findings = []
+    for name in sorted({name for host in hosts for name in host.datasets}):
+        complaints = _by_value((h.host, h.datasets.get(name, {}).get("wrong", "")) for h in hosts)
+        for wrong, names in complaints.items():
+            if wrong:
+                told = f"{wrong} (on {_named(names)})"
+                way_out = "prepare it with bert-prep shards, or give the folder that has it"
+                findings.append(Finding("error", f"dataset {name}", told, way_out))
+        whole = [host for host in hosts if "fingerprint" in host.datasets.get(name, {})]
+        for what in ("fingerprint", "vocabulary"):
+            values = _by_value((host.host, host.datasets[name][what][:12]) for host in whole)
+            if len(values) > 1:
+                told = f"hosts have different data, {what} {_spelled(values)}"
+                way_out = "give every host the same dataset: copy it, or share the folder"
+                findings.append(Finding("error", f"dataset {name}", told, way_out))
+            elif what == "fingerprint" and len(whole) == len(hosts):
+                told = f"fingerprint {next(iter(values))}, the same on every host"
+                findings.append(Finding("ok", f"dataset {name}", told))
+    return findings
+
+
+def _limits(hosts: Sequence[HostFacts]) -> list[Finding]:
+    findings = []
+    few = {h.host: h.open_files for h in hosts if 0 <= h.open_files < _OPEN_FILES}
+    if few:
+        told = ", ".join(f"{host} allows {limit} open files" for host, limit in few.items())
+        way_out = "ulimit -n 65536 (sockets to all ranks, shards, logs)"
+        findings.append(Finding("warning", "open files", told, way_out))
+    small = {h.host: h.shared_memory_bytes for h in hosts if h.shared_memory_bytes < _SHARED_MEMORY}
+    if small:
+        told = ", ".join(f"{host} has {size >> 20} MiB" for host, size in small.items())
+        way_out = "NCCL and reader processes use /dev/shm: docker run --shm-size=8g, or --ipc=host"
+        findings.append(Finding("warning", "shared memory", told, way_out))
+    if not findings:
+        first = hosts[0]
+        told = f"{first.open_files} open files, {first.shared_memory_bytes >> 20} MiB in /dev/shm"
+        findings.append(Finding("ok", "limits", told))
+    return findings
