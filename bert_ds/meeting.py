@@ -53,6 +53,8 @@ def _what_to_export(world: World, missing: list[str]) -> str:
 
 def _by_mpi(world: World) -> tuple[str, int]:
     """Rank 0's address and a port that is free there, by a broadcast."""
+    if world.launcher == "openmpi":  # a wheel of mpi4py may find MPICH first
+        os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD

@@ -393,6 +393,8 @@ def _mpi_executor(processes: int | None, environ: Mapping[str, str]) -> Executor
             f"-j {processes} under MPI: each of the {mpi_size(environ)} ranks is one worker; "
             "leave -j out and start more ranks."
         )
+    if "OMPI_COMM_WORLD_SIZE" in environ:  # a wheel of mpi4py may find MPICH first
+        os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as err:

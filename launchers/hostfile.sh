@@ -5,7 +5,7 @@
 #   HOSTFILE=hosts RECIPE=... DATA=... RUN=... bash launchers/hostfile.sh [more arguments]
 # First the hosts are looked at (bert-ds doctor; DOCTOR=0 leaves it out). A run that fails is started
 # again up to MAX_RESTARTS times (default 0) from its last checkpoint, on the hosts that the hostfile
-# then names.
+# then names; DROP_LOST_HOSTS=1 leaves out those that do not answer any more.
 # LAUNCHER=pdsh (default), openmpi, mpich or slurm, as deepspeed has them. DRY_RUN=1 prints the command.
 set -euo pipefail
 
@@ -21,7 +21,11 @@ if [[ -n "${MASTER_PORT:-}" ]]; then
   command+=(--master_port "$MASTER_PORT")
 fi
 command+=(--module bert_ds pretrain --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
-command=("$python" -m bert_ds supervise --max-restarts "${MAX_RESTARTS:-0}" -- "${command[@]}")
+supervise=("$python" -m bert_ds supervise --max-restarts "${MAX_RESTARTS:-0}")
+if [[ "${DROP_LOST_HOSTS:-0}" != 0 ]]; then
+  supervise+=(--drop-lost-hosts)
+fi
+command=("${supervise[@]}" -- "${command[@]}")
 
 if [[ -n "${DRY_RUN:-}" ]]; then
   printf '%q ' "${command[@]}"

@@ -2,27 +2,32 @@
 # By mpiexec, of Open MPI or MPICH; the ranks find out by themselves where they meet (mpi4py, built for
 # the same MPI, must be installed).
 #   RANKS=16 RECIPE=... DATA=... RUN=... bash launchers/mpi.sh [more arguments]
-# HOSTS=node1:8,node2:8 for several hosts. MPIEXEC names another mpiexec. DRY_RUN=1 prints the command.
+# HOSTS=node1:8,node2:8 for several hosts, which are looked at first (bert-ds doctor; DOCTOR=0 leaves
+# it out). MPIEXEC names another mpiexec. DRY_RUN=1 prints the command.
 set -euo pipefail
 
 : "${RANKS:?how many ranks}"
 : "${RECIPE:?the recipe folder}" "${DATA:?the folder with seq128 and seq512}" "${RUN:?the run folder}"
 
 mpiexec="${MPIEXEC:-mpiexec}"
-command=("$mpiexec" -n "$RANKS")
+launch=("$mpiexec" -n "$RANKS")
 if [[ -n "${HOSTS:-}" ]]; then
   if "$mpiexec" --version 2>&1 | grep -qi "open mpi\|openrte"; then
-    command+=(--host "$HOSTS")
+    launch+=(--host "$HOSTS" -x PATH)
   else
-    command+=(-hosts "$HOSTS")
+    launch+=(-hosts "$HOSTS")
   fi
 fi
-command+=("${PYTHON:-python3}" -m bert_ds pretrain)
-command+=(--recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
+launch+=("${PYTHON:-python3}" -m bert_ds)
+places=(--recipe "$RECIPE" --data "$DATA" --output-dir "$RUN")
+command=("${launch[@]}" pretrain "${places[@]}" "$@")
 
 if [[ -n "${DRY_RUN:-}" ]]; then
   printf '%q ' "${command[@]}"
   echo
 else
+  if [[ -n "${HOSTS:-}" && "${DOCTOR:-1}" != 0 ]]; then
+    "${launch[@]}" doctor "${places[@]}"
+  fi
   exec "${command[@]}"
 fi

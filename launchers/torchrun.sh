@@ -7,14 +7,14 @@ set -euo pipefail
 : "${RANKS:?ranks on each host, such as its GPUs}"
 : "${RECIPE:?the recipe folder}" "${DATA:?the folder with seq128 and seq512}" "${RUN:?the run folder}"
 
-command=(torchrun --nproc_per_node "$RANKS")
+launch=(torchrun --nproc_per_node "$RANKS")
 if [[ "${HOSTS:-1}" -gt 1 ]]; then
   : "${RENDEZVOUS:?host:port of one of the hosts}"
-  command+=(--nnodes "$HOSTS" --rdzv_backend c10d --rdzv_endpoint "$RENDEZVOUS" --rdzv_id "bert_ds")
+  launch+=(--nnodes "$HOSTS" --rdzv_backend c10d --rdzv_endpoint "$RENDEZVOUS" --rdzv_id "bert_ds")
 elif [[ -n "${MASTER_PORT:-}" ]]; then
-  command+=(--master_port "$MASTER_PORT")
+  launch+=(--master_port "$MASTER_PORT")
 fi
-command+=(-m bert_ds pretrain --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
+command=("${launch[@]}" -m bert_ds pretrain --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
 
 if [[ -n "${DRY_RUN:-}" ]]; then
   printf '%q ' "${command[@]}"

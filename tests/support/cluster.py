@@ -149,6 +149,10 @@ class Cluster:
         _do(*host.inside("/usr/sbin/sshd", "-f", config, "-E", self.folder / f"{host.name}.sshd",
                          *options))  # fmt: skip
 
+    def end(self, host: Host) -> None:
+        """The host loses its power: all its processes and its end of the cable are gone."""
+        os.kill(host.init, signal.SIGKILL)
+
     def processes(self, host: Host, word: str) -> list[int]:
         """Processes of a host with a word in their command line, as this machine counts them."""
         namespace = os.stat(f"/proc/{host.init}/ns/pid").st_ino
