@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch.distributed as torch_dist
 from torch._C._distributed_c10d import Store  # torch.distributed's, with types
@@ -91,8 +90,6 @@ class Peers:
         self._hosts = hosts
         self._is_wide = len(set(hosts)) > 1
         self._end = end
-        self.failure_file: Path | None = None
-        """Where the message of a failure is kept, beside the screen."""
         self._patience_s = 0.0
         self._is_over = threading.Event()
         self._beats: list[bytes] = []
@@ -123,7 +120,6 @@ class Peers:
     def tell(self, message: str, exit_code: int) -> None:
         """Let the other ranks know that this one ends, and why. The first failure counts."""
         failure = Failure(self._world.rank, socket.gethostname(), message, exit_code, True)
-        self._keep(failure)
         try:
             self._store.compare_set("failure", "", json.dumps(asdict(failure)))
         except RuntimeError:
@@ -160,6 +156,7 @@ class Peers:
                 self._beats = self._store.multi_get(keys)
                 if self._store.check(["failure"]):
                     self._failure = read_failure(self._store)
+                    return  # whoever holds the store may go now
             except RuntimeError as err:
                 self._lost = str(err).splitlines()[0]
                 return
@@ -223,18 +220,10 @@ class Peers:
         is_told_here = failure.is_told and failure.host == socket.gethostname()
         speaks = self._world.is_main or (failure.rank == 0 and self._world.local_rank == 0)
         if speaks and not is_told_here:
-            self._keep(failure)
             sys.stderr.write(f"{failure.as_text}\n")
         sys.stderr.flush()
         sys.stdout.flush()
         self._end(failure.exit_code)
-
-    def _keep(self, failure: Failure) -> None:
-        if self.failure_file is not None and not self.failure_file.exists():
-            try:
-                self.failure_file.write_text(f"{failure.as_text}\n", encoding="utf-8")
-            except OSError:
-                return  # it is on the screen, too
 
 
 def read_failure(store: Store) -> Failure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import shlex
@@ -57,12 +58,25 @@ def run(arguments: argparse.Namespace, command_line: list[str], world: World) ->
         shutdown()
         raise
     except TrainingError:
-        if world.is_main:
-            prepared.folder.update_summary(status="failed")
+        _say_that_it_failed(prepared)
         raise
+    except OSError as err:
+        _say_that_it_failed(prepared)
+        raise TrainingError(
+            f"a file of the run could not be read or written, its folder is "
+            f"{prepared.folder.path}: {err}. When that is mended, the same command goes on from "
+            "the last checkpoint"
+        ) from err
     shutdown()
     if world.is_main:
         print(f"{arguments.output_dir} is complete")
+
+
+def _say_that_it_failed(run: Run) -> None:
+    """In the summary, where that can still be written."""
+    if run.is_main:
+        with contextlib.suppress(OSError):
+            run.folder.update_summary(status="failed")
 
 
 def _prepare(
@@ -87,15 +101,11 @@ def _prepare(
     def claim() -> None:
         if world.is_main:
             folder.claim()
-            folder.forget_failure()
             folder.check_belongs_to(
                 config, arguments.resume == "never", "settings" in arguments.override
             )
 
     comm.together(claim)
-    peers = current()
-    if peers is not None:
-        peers.failure_file = folder.failure
     data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
     if world.is_main:
         _announce(config, world, device)

@@ -15,6 +15,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from bert_ds.files import read_json_object
 
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _SECONDS_TO_END = 30.0
+_SECONDS_TO_HEAR = 5.0
 _SECONDS_TO_SAVE = 1800.0
 """For ranks that were asked to stop: an update and a checkpoint of a large model."""
 
@@ -40,20 +42,40 @@ class _Supervisor:
     """Runs one command after the other, and asks the one that runs to stop.
 
     Attributes:
+        listens: whether what the command writes to stderr passes through here. Launchers of several
+            hosts go on talking after the rank that failed: its words are to be the last.
+        last_error: the last error that a rank has written.
         asked_to_stop: whether somebody has asked this process to stop.
     """
 
-    process: subprocess.Popen[bytes] | None = None
+    listens: bool
+    last_error: str = ""
+    process: subprocess.Popen[str] | None = None
     asked_to_stop: bool = False
 
     def run_once(self, command: list[str]) -> int:
         """The command's exit code; nothing of its process group runs any more."""
-        self.process = subprocess.Popen(command, start_new_session=True)
+        self.last_error = ""
+        stderr = subprocess.PIPE if self.listens else None
+        self.process = subprocess.Popen(
+            command, start_new_session=True, stderr=stderr, text=True, errors="replace"
+        )
+        listener = threading.Thread(target=self._listen, name="listener", daemon=True)
+        listener.start()
         code = self.process.wait()
+        listener.join(timeout=_SECONDS_TO_HEAR)
         if self.asked_to_stop:  # a launcher may be gone while its ranks save
             _wait_for_group(self.process.pid, _SECONDS_TO_SAVE)
         _end_group(self.process.pid)
         return code
+
+    def _listen(self) -> None:
+        assert self.process is not None
+        for line in self.process.stderr or ():
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            _, mark, error = line.partition("bert-ds: error")
+            self.last_error = error.strip(": \n") if mark else self.last_error
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """A signal handler. Ranks take SIGUSR1 as the request; launchers that know SIGTERM would
@@ -76,7 +98,8 @@ def run(arguments: argparse.Namespace) -> None:
     command = words[1:] if words[:1] == ["--"] else words
     output_dir = Path(value_of(command, "--output-dir") or "")
     _check(arguments, command)
-    supervisor, failures, begun = _Supervisor(), 0, time.monotonic()
+    supervisor = _Supervisor(listens=value_of(command, "--hostfile") is not None)
+    failures, begun = 0, time.monotonic()
     for number in _ASKING:
         signal.signal(number, supervisor.ask_to_stop)
     while True:
@@ -104,7 +127,8 @@ def run(arguments: argparse.Namespace) -> None:
             )
         failures = 1 if _progress_of(output_dir) != before else failures + 1
         told = f"the command ended with code {code} after {time.monotonic() - started:.0f} s"
-        told += _reason_in(output_dir)
+        if supervisor.last_error:
+            told = f"{supervisor.last_error} ({told})"
         if failures > arguments.max_restarts:
             raise SupervisedError(
                 f"{told}, {failures} time{'s' if failures > 1 else ''} without a new checkpoint in "
@@ -173,12 +197,6 @@ def _is_held(lock: Path) -> bool:
         except OSError:
             return False  # a file system without locks
     return False
-
-
-def _reason_in(output_dir: Path) -> str:
-    """What the rank that failed has said, where it could keep it."""
-    path = output_dir / "failure.txt"
-    return f" ({path.read_text(encoding='utf-8').strip()})" if path.is_file() else ""
 
 
 def _progress_of(output_dir: Path) -> str:

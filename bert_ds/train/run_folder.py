@@ -76,15 +76,6 @@ class RunFolder:
         """File with the results so far."""
         return self.path / "summary.json"
 
-    @property
-    def failure(self) -> Path:
-        """What the rank that failed said, where the last start has failed."""
-        return self.path / "failure.txt"
-
-    def forget_failure(self) -> None:
-        """A new start: what made the last one fail is past."""
-        self.failure.unlink(missing_ok=True)
-
     def claim(self) -> None:
         """Make the folder and hold it until this process ends.
 
