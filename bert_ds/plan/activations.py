@@ -14,16 +14,17 @@ Embeddings, a token:
 
 A layer, a token; an output that is the next one's input counts once:
 
-    input                                     H      of query, key and value (pre-LN: of LayerNorm)
-    query, key, value                         3 H    of the attention
-    context                                   H      the attention's output, input of its dense
-    log of the softmax's sum                  N, float32     a fused kernel keeps no probabilities
-    residual sum                              H      LayerNorm's input
-    attended                                  H      input of the feed-forward (pre-LN: LayerNorm's)
-    before and after GELU                     2 I
-    second residual sum, or LayerNorm's output   H   post-LN, or pre-LN
-    mean and 1 / deviation, twice             4, float32
-    two dropouts                              2 H, one byte each
+    input                          H            of query, key and value (pre-LN: of LayerNorm)
+    query, key, value              3 H          of the attention
+    context                        H            the attention's output, input of its dense
+    log of the softmax's sum       N, float32   a fused kernel keeps no probabilities
+    first residual sum             H            LayerNorm's input
+    LayerNorm's output             H            input of the feed-forward
+    before and after GELU          2 I
+    second residual sum            H            LayerNorm's input (pre-LN: instead of it, the first
+                                                LayerNorm's output)
+    mean and 1 / deviation, twice  4, float32
+    two dropouts                   2 H, one byte each
 
 so 8 H + 2 I elements, 2 H bytes and 4 N + 16 more: with I = 4 H and two bytes an element 34 H, the
 figure of Korthikanti et al. 2022 (arXiv:2205.05198, equation 1) without its term of probabilities.

@@ -180,9 +180,9 @@ def _assumed_micro_batch(
 def measured_micro_batch(
     config: RunConfig, phase: PhaseConfig, machine: Machine, step: MeasuredStep
 ) -> MicroBatch:
-    """A micro batch of a measured update, which holds a LAMB step on one rank's part of one.
+    """A micro batch of a measured update, which ends in LAMB's step on all parameters.
 
-    That step's predicted time is taken off, at most half of the update.
+    The bench has one rank. The step's predicted time is taken off, at most half of the update.
     """
     optimizer_s = optimizer_seconds(machine, Zero.of(phase), num_parameters(config.model), 1)
     computing_s = max(step.update_s / 2, step.update_s - optimizer_s)
