@@ -165,10 +165,30 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     command = commands.add_parser(
-        "plan", help="batch arithmetic of a recipe at a world size; needs no GPU"
+        "plan",
+        help="batches, memory and time of a recipe at a world size; needs no GPU",
+        description="What a recipe means at a world size: batch arithmetic and memory by part; on "
+        "a kind of GPU also the largest micro batch that fits and the time to expect.",
     )
     _add_recipe(command)
     command.add_argument("--world-size", type=int, required=True, metavar="N", help="ranks")
+    command.add_argument(
+        "--gpu", metavar="NAME",
+        help="kind of GPU: v100-16, v100-32, a100-40, a100-80, h100, h200, l40s, ... (an unknown "
+        "name prints all)",
+    )  # fmt: skip
+    command.add_argument("--gpus-per-host", type=int, metavar="N", help="default 8")
+    command.add_argument(
+        "--network-gbit-per-s", type=float, metavar="X", help="of a host, each way (default 200)"
+    )
+    command.add_argument(
+        "--mfu", type=float, metavar="X",
+        help="share of the GPU's peak that computing reaches (default 0.45, as published)",
+    )  # fmt: skip
+    command.add_argument(
+        "--measured", type=Path, action="extend", nargs="+", default=[], metavar="FILE",
+        help="what bench step --json wrote on such a GPU, instead of an assumed share; one a phase",
+    )  # fmt: skip
     command.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -17,3 +17,17 @@ def seconds_of(text: str) -> float:
     if not text.strip() or parts is None:
         raise ValueError(f"'{text}' is no time; write 90m, 3h50m or 3600")
     return float(sum(int(n or 0) * unit for n, unit in zip(parts.groups(), _UNITS, strict=True)))
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units: 41.3 s, 3 min 20 s, 2 h 05 min, 1 d 03 h."""
+    if round(seconds, 1) < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    hours = round(seconds / 3600)
+    return f"{hours // 24} d {hours % 24:02d} h"

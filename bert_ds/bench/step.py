@@ -119,6 +119,7 @@ class StepBench:
     """All of it, and what it was measured on."""
 
     recipe: str
+    model: dict[str, Any]
     phase: str
     sequence_length: int
     micro_batch_size: int
@@ -238,6 +239,7 @@ def bench_step(
     longest = job.phase.sequence_length
     return StepBench(
         recipe=config.recipe,
+        model=config.model.model_dump(),
         phase=job.phase.name,
         sequence_length=longest,
         micro_batch_size=job.plan.micro_batch_size,

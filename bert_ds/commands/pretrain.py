@@ -22,7 +22,7 @@ from bert_ds.engine import check_precision
 from bert_ds.errors import StopRequested, TrainingError
 from bert_ds.model.execution import check_execution, prepare_process
 from bert_ds.peers import current
-from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, scaled
+from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, plan_run, scaled
 from bert_ds.train import setup
 from bert_ds.train.pretrain import run_pretraining
 from bert_ds.train.run import Run
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace, command_line: list[str], world: World) ->
     """Train the recipe's phases from where the run stands."""
     config = load_run_config(arguments.recipe, arguments.set)
     check_run(config)
-    plan = plan_as_text(config, world.world_size)
+    plan = plan_as_text(plan_run(config, world.world_size))
     if arguments.dry_run:
         opened = setup.open_phase_data(config, arguments.data)
         if world.is_main:

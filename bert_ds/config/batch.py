@@ -79,7 +79,14 @@ def _does_not_divide(train: int, micro: int, world_size: int, phase: str) -> str
         f"train_micro_batch_size_per_gpu ({micro}) x world_size ({world_size}) = {step}; "
         f"set train_batch_size to {nearest}"
     )
-    fitting = [m for m in range(micro, 0, -1) if train % (m * world_size) == 0]
-    if fitting:
-        message += f", or keep it and set train_micro_batch_size_per_gpu to {fitting[0]}"
-    return message
+    if train % world_size:
+        return (
+            f"{message}, or take another number of ranks (no micro batch fits: {train} is no "
+            f"multiple of {world_size})"
+        )
+    rows = train // world_size
+    divisors = [m for m in range(1, rows + 1) if rows % m == 0]
+    smaller = [str(m) for m in divisors if m < micro][-1:]
+    larger = [str(m) for m in divisors if m > micro][:1]
+    fitting = " or ".join(smaller + larger)
+    return message + f", or keep it and set train_micro_batch_size_per_gpu to {fitting}"

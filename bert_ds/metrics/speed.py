@@ -7,36 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bert_ds.config.deepspeed import Precision
 from bert_ds.config.model import ModelConfig
 from bert_ds.metrics.flops import pretraining_flops
-
-_PEAKS: tuple[tuple[str, float, float], ...] = (
-    ("B200", 2250.0, 75.0),
-    ("H200", 989.0, 67.0),
-    ("H100 PCIe", 756.0, 51.0),
-    ("H100", 989.0, 67.0),
-    ("A100", 312.0, 19.5),
-    ("A800", 312.0, 19.5),
-    ("L40S", 362.0, 91.6),
-    ("V100", 125.0, 15.7),
-    ("T4", 65.0, 8.1),
-)
-"""Part of a device's name; dense peak in half precision and in float32 without TF32, TFLOP/s, of
-NVIDIA's data sheets."""
-
-
-def peak_tflop_per_s(device_name: str, precision: Precision) -> float | None:
-    """Published dense peak of a device, 10^12 FLOP/s; None where it is not known, as of CPUs.
-
-    Args:
-        device_name: as `torch.cuda.get_device_name` says.
-        precision: of the model.
-    """
-    for name, half, single in _PEAKS:
-        if name in device_name:
-            return single if precision == "fp32" else half
-    return None
 
 
 @dataclass(frozen=True)

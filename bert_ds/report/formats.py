@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from bert_ds import durations
+
 UNKNOWN = "-"
 
 
@@ -54,16 +56,7 @@ def duration(seconds: float | None) -> str:
     """A time in its two largest units: 41.3 s, 3 min 20 s, 2 h 05 min, 1 d 03 h."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    if minutes < 24 * 60:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    hours = round(seconds / 3600)
-    return f"{hours // 24} d {hours % 24:02d} h"
+    return durations.duration(seconds)
 
 
 def plain(text: object, limit: int = 200) -> str:

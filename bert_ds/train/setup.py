@@ -25,7 +25,8 @@ from bert_ds.data.stream import TrainStream
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.metrics.flops import pretraining_flops
-from bert_ds.metrics.speed import Speed, peak_tflop_per_s
+from bert_ds.metrics.gpus import peak_tflop_per_s
+from bert_ds.metrics.speed import Speed
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.model.execution import apply_execution
 from bert_ds.optim import build_lamb, lamb_config, param_groups

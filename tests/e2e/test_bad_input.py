@@ -165,6 +165,14 @@ def test_plan_prints_the_batch_arithmetic() -> None:
     assert done.returncode == 0
     assert "65,536 sequences an update = micro batch 64 x accumulation 16 x 64 ranks" in done.stdout
     assert "336 M parameters" in done.stdout
+    done = run(
+        "bert-ds", "plan", "--recipe", ROOT / "ds_configs/bert-large", "--world-size", "64",
+        "--gpu", "h200", "--gpus-per-host", "4", "--network-gbit-per-s", "400", "--mfu", "0.4",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "of 139.8 GiB (h200)" in done.stdout
+    assert "micro batches compute full rows at 40% of the peak (--mfu): as asked for" in done.stdout
+    assert "16 hosts of 4 GPUs each, links of 450 GB/s within a host" in done.stdout
 
 
 def test_a_dry_run_checks_everything_and_writes_nothing(

@@ -164,6 +164,12 @@ def test_step_trains_ours_and_hugging_faces_on_the_same_rows(place: Path) -> Non
     assert apart["our_loss"] > 3
     assert 0 < apart["gradient_difference"] < 1e-4
     assert f"bert_ds is {found['ratio']:.2f} times as fast" in done.stdout
+    planned = run(
+        "bert-ds", "plan", "--recipe", place / "recipe", "--world-size", "2", "--measured",
+        place / "s.json",
+    )  # fmt: skip
+    assert planned.returncode == 2
+    assert "measured on CPU, which is none of the GPUs that are known" in planned.stderr
 
 
 def test_step_compares_our_own_model_under_another_setting(place: Path) -> None:

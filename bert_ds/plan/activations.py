@@ -1,0 +1,151 @@
+"""Bytes that one micro batch takes on a GPU between its forward pass and the end of its backward.
+
+The way that rows take on GPUs, not compiled, of rows of full length (shorter ones take less under
+`unpadded`; `packed` always takes as much as full rows). What autograd keeps, in elements of the
+model's precision unless a type is said; read from `bert_ds.model`, and compared with what it really
+keeps in `tests/unit/bert_ds/plan/test_activations.py`.
+
+Embeddings, a token:
+
+    input_ids, token_type_ids, position_ids   3, int64       what the embeddings were looked up by
+    sum of the three                          H              LayerNorm's input
+    mean and 1 / deviation                    2, float32
+    dropout                                   H, one byte    which elements stay
+
+A layer, a token; an output that is the next one's input counts once:
+
+    input                          H            of query, key and value (pre-LN: of LayerNorm)
+    query, key, value              3 H          of the attention
+    context                        H            the attention's output, input of its dense
+    log of the softmax's sum       N, float32   a fused kernel keeps no probabilities
+    first residual sum             H            LayerNorm's input
+    LayerNorm's output             H            input of the feed-forward
+    before and after GELU          2 I
+    second residual sum            H            LayerNorm's input (pre-LN: instead of it, the first
+                                                LayerNorm's output)
+    mean and 1 / deviation, twice  4, float32
+    two dropouts                   2 H, one byte each
+
+so 8 H + 2 I elements, 2 H bytes and 4 N + 16 more: with I = 4 H and two bytes an element 34 H, the
+figure of Korthikanti et al. 2022 (arXiv:2205.05198, equation 1) without its term of probabilities.
+
+MLM head, a masked position: 4 H (the state, before and after GELU, after LayerNorm) and the scores
+of the vocabulary, V rounded up to 64, in whose place their gradient is written. Where V is no
+multiple of 64 the rounded decoder matrix is a copy. NSP head, a row: [CLS] and the pooler's output;
+`padded` keeps the whole last output for [CLS], a view of it.
+
+With `recompute_every` k a group of k layers keeps its input alone, and one group at a time has its
+layers' activations while it is computed again.
+
+The backward pass works in memory besides: at the head the scores' gradient, in float32 some rows at
+a time, and the decoder's; in a layer the gradients of I and 2 H a token. The gradient of a tied
+decoder waits for that of the word embeddings, which comes last.
+
+Legend: T tokens, B rows, P masked positions of a micro batch, H hidden_size, I intermediate_size,
+N heads, V vocab_size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bert_ds.config.deepspeed import Precision
+from bert_ds.config.model import ModelConfig
+from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
+
+ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
+VOCABULARY_MULTIPLE = 64
+"""Of `BertMaskedLMHead.vocabulary_multiple` on GPUs."""
+_LOSS_CHUNK_BYTES = 32 * 2**20
+"""Of the rows of scores that are in float32 at a time; see `bert_ds.model.losses`."""
+
+
+@dataclass(frozen=True)
+class MicroBatchMemory:
+    """Bytes of a micro batch at its highest point.
+
+    Attributes:
+        activations: of embeddings and layers, with those of one group that is computed again.
+        mlm_head: of both heads, the scores above all.
+        workspace: what the backward pass works in at that point.
+    """
+
+    activations: int
+    mlm_head: int
+    workspace: int
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return self.activations + self.mlm_head + self.workspace
+
+
+def micro_batch_memory(
+    model: ModelConfig,
+    phase: PhaseConfig,
+    execution: ExecutionConfig,
+    precision: Precision,
+    micro_batch_size: int,
+) -> MicroBatchMemory:
+    """What a micro batch of full rows takes at its highest point, the head's or the last layer's.
+
+    Args:
+        model: shape of the network.
+        phase: gives the lengths.
+        execution: layout and recomputation; `compile` is not accounted for.
+        precision: of weights and activations.
+        micro_batch_size: rows.
+    """
+    size = ELEMENT_BYTES[precision]
+    tokens = micro_batch_size * phase.sequence_length
+    every, layers = execution.recompute_every, model.num_hidden_layers
+    state = tokens * model.hidden_size * size
+    one_layer = layer_bytes(model, tokens, size)
+    kept = embedding_bytes(model, tokens, size)
+    recomputed = 0
+    if every:
+        kept += -(-layers // every) * state
+        recomputed = min(every, layers) * one_layer - state
+    else:
+        kept += layers * one_layer
+    if model.layer_norm_position == "pre":
+        kept += state + 8 * tokens
+    head = head_bytes(model, phase, execution, micro_batch_size, size)
+    decoder = _padded_vocabulary(model) * model.hidden_size * size
+    scores = micro_batch_size * phase.max_predictions_per_seq * _padded_vocabulary(model) * 4
+    copies = 1 if size == 4 else 2  # of the conversion, and within logsumexp
+    head_work = max(state, decoder, copies * min(_LOSS_CHUNK_BYTES, scores))
+    layer_work = decoder + tokens * (model.intermediate_size + 2 * model.hidden_size) * size
+    if head + head_work >= recomputed + layer_work:
+        return MicroBatchMemory(kept, head, head_work)
+    return MicroBatchMemory(kept + recomputed, 0, layer_work)
+
+
+def embedding_bytes(model: ModelConfig, tokens: int, size: int) -> int:
+    """What the embeddings keep; `size` is that of an element in bytes."""
+    masks = model.hidden_size if model.hidden_dropout_prob else 0
+    return tokens * (model.hidden_size * size + masks + 3 * 8 + 8)
+
+
+def layer_bytes(model: ModelConfig, tokens: int, size: int) -> int:
+    """What a layer keeps, its input included; `size` is that of an element in bytes."""
+    elements = 8 * model.hidden_size + 2 * model.intermediate_size
+    masks = 2 * model.hidden_size if model.hidden_dropout_prob else 0
+    return tokens * (elements * size + masks + 4 * model.num_attention_heads + 16)
+
+
+def head_bytes(
+    model: ModelConfig, phase: PhaseConfig, execution: ExecutionConfig, rows: int, size: int
+) -> int:
+    """What both heads and the losses keep; `size` is that of an element in bytes."""
+    hidden, columns = model.hidden_size, _padded_vocabulary(model)
+    predictions = rows * phase.max_predictions_per_seq
+    mlm = predictions * ((4 * hidden + columns) * size + 8 + 4 + 2 * 8)
+    padded_decoder = (hidden + 1) * columns * size if columns != model.vocab_size else 0
+    first_of = phase.sequence_length if execution.batch_layout == "padded" else 1
+    nsp = rows * (first_of * hidden + hidden + 2) * size
+    return mlm + padded_decoder + nsp
+
+
+def _padded_vocabulary(model: ModelConfig) -> int:
+    return -(-model.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE

@@ -1,0 +1,149 @@
+"""What `bert-ds bench step --json FILE` has measured, in place of an assumed MFU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from bert_ds.config.deepspeed import precision_of
+from bert_ds.config.recipe import PhaseConfig, RunConfig
+from bert_ds.errors import ConfigError
+from bert_ds.files import read_json_object
+
+OURS = "bert_ds"
+"""Name of our own model's measurement."""
+_REMEDY = "measure this recipe with bert-ds bench step, or leave --measured out"
+
+
+class _Measurement(BaseModel):
+    name: str
+    update_s: float = Field(gt=0)
+    tflop_per_s: float = Field(gt=0)
+
+
+class _File(BaseModel):
+    """The fields of `bench.step.StepBench` that matter here."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+    model: dict[str, Any]
+    phase: str
+    sequence_length: int
+    micro_batch_size: int
+    accumulation: int = Field(gt=0)
+    real_tokens_share: float
+    precision: str
+    device: str
+    execution: dict[str, Any]
+    measurements: tuple[_Measurement, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One phase's step as it was measured on one GPU.
+
+    Attributes:
+        path: of the file.
+        phase: name of the phase.
+        device: as torch calls it.
+        update_s: seconds of an update, LAMB's step on all parameters among them.
+        accumulation: micro batches of that update.
+        micro_batch_flops: model FLOPs of a micro batch's real tokens.
+        real_tokens_share: of the tokens that full rows would have.
+    """
+
+    path: Path
+    phase: str
+    device: str
+    update_s: float
+    accumulation: int
+    micro_batch_flops: float
+    real_tokens_share: float
+
+
+def read_measured(paths: list[Path], config: RunConfig) -> dict[str, MeasuredStep]:
+    """Read the files and hold them against the recipe.
+
+    Args:
+        paths: of one or more phases; phases without one are left to the assumed MFU.
+        config: of the run to plan.
+
+    Returns:
+        Steps by the name of their phase.
+
+    Raises:
+        ConfigError: a file is not what the bench writes, or was measured at something else.
+    """
+    found: dict[str, MeasuredStep] = {}
+    phases = {phase.name: phase for phase in config.phases}
+    for path in paths:
+        file = _read(path)
+        if file.phase not in phases:
+            raise ConfigError(
+                f"--measured {path}: measured in phase '{file.phase}', and the recipe has "
+                f"{', '.join(phases)}; {_REMEDY}"
+            )
+        if file.phase in found:
+            raise ConfigError(
+                f"--measured: {found[file.phase].path} and {path} are both of {file.phase}; "
+                "leave one out"
+            )
+        _check(path, file, config, phases[file.phase])
+        ours = next((each for each in file.measurements if each.name == OURS), None)
+        if ours is None:
+            raise ConfigError(f"--measured {path}: no measurement of {OURS} in it; {_REMEDY}")
+        flops = ours.tflop_per_s * 1e12 * ours.update_s / file.accumulation
+        found[file.phase] = MeasuredStep(
+            path, file.phase, file.device, ours.update_s, file.accumulation, flops,
+            file.real_tokens_share,
+        )  # fmt: skip
+    return found
+
+
+def _read(path: Path) -> _File:
+    tree = read_json_object(path, ConfigError)
+    if "model" not in tree:
+        raise ConfigError(
+            f"--measured {path}: it does not say of which model it is, as what bert-ds bench step "
+            f"--json writes does; {_REMEDY}"
+        )
+    try:
+        return _File.model_validate(tree)
+    except ValidationError as err:
+        problems = "; ".join(
+            f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in err.errors()
+        )
+        raise ConfigError(
+            f"--measured {path} is not what bert-ds bench step --json writes: {problems}"
+        ) from err
+
+
+def _check(path: Path, file: _File, config: RunConfig, phase: PhaseConfig) -> None:
+    """Everything that decides a step's time must be the same."""
+    pairs: list[tuple[str, Any, Any]] = [
+        ("sequence_length", file.sequence_length, phase.sequence_length),
+        (
+            "train_micro_batch_size_per_gpu",
+            file.micro_batch_size,
+            phase.deepspeed.get("train_micro_batch_size_per_gpu"),
+        ),
+        ("precision", file.precision, precision_of(phase.deepspeed, phase.name)),
+    ]
+    for section, measured, planned in (
+        ("model", file.model, config.model.model_dump()),
+        ("execution", file.execution, config.execution.model_dump()),
+    ):
+        pairs += [
+            (f"{section}.{key}", measured.get(key), planned.get(key))
+            for key in sorted(measured.keys() | planned.keys())
+        ]
+    apart = [
+        f"{name} {ours!r} and not {theirs!r}" for name, ours, theirs in pairs if ours != theirs
+    ]
+    if apart:
+        raise ConfigError(
+            f"--measured {path}: measured with {', '.join(apart)} of {phase.name}; {_REMEDY}"
+        )

@@ -1,0 +1,300 @@
+"""The plan of a whole run: its phases, and what they were predicted from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bert_ds.config.batch import BatchPlan, plan_batch
+from bert_ds.config.deepspeed import Precision, precision_of, zero_stage_of
+from bert_ds.config.recipe import PhaseConfig, RunConfig
+from bert_ds.errors import ConfigError
+from bert_ds.metrics.gpus import GPUS, Gpu, gpu_of_device
+from bert_ds.plan.duration import (
+    ACHIEVED,
+    ASSUMED_MFU,
+    DEFAULT_GPUS_PER_HOST,
+    DEFAULT_NETWORK_GBIT_PER_S,
+    Machine,
+    PhaseTime,
+    measured_micro_batch,
+    phase_time,
+)
+from bert_ds.plan.measured import MeasuredStep, read_measured
+from bert_ds.plan.memory import (
+    GIB,
+    LargestMicroBatch,
+    PhaseMemory,
+    largest_micro_batch,
+    phase_memory,
+)
+from bert_ds.plan.shapes import flops_of_full_rows, num_parameters
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What a run is to stand on; None where it is not said.
+
+    Attributes:
+        gpu: name in the table of `bert_ds.metrics.gpus`; without it memory has no limit, and there
+            is no time.
+        gpus_per_host: of a full host.
+        network_gbit_per_s: of a host, 10^9 bits a second.
+        mfu: share of the peak that micro batches reach.
+        measured: files of `bert-ds bench step --json`, of some or all phases.
+    """
+
+    gpu: str | None = None
+    gpus_per_host: int | None = None
+    network_gbit_per_s: float | None = None
+    mfu: float | None = None
+    measured: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class PhasePlan:
+    """One phase.
+
+    Attributes:
+        name: of the phase.
+        sequence_length: tokens of the longest row.
+        train_batch_size: sequences per update, all ranks.
+        micro_batch_size: sequences per rank per forward.
+        gradient_accumulation_steps: micro batches per update.
+        total_steps: updates.
+        sequences: rows consumed in the phase.
+        tokens_at_most: tokens of full rows; shorter rows have fewer.
+        flops_at_most: floating-point operations of full rows, forward and backward.
+        precision: of weights and activations.
+        zero_stage: of ZeRO.
+        memory_bytes: on each GPU, by part, at full rows.
+        host_memory_bytes: on each full host under offload, else 0.
+        largest_micro_batch: what the GPU has room for, where it is known.
+        time: where the GPU is known.
+    """
+
+    name: str
+    sequence_length: int
+    train_batch_size: int
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    total_steps: int
+    sequences: int
+    tokens_at_most: int
+    flops_at_most: int
+    precision: Precision
+    zero_stage: int
+    memory_bytes: PhaseMemory
+    host_memory_bytes: int
+    largest_micro_batch: LargestMicroBatch | None
+    time: PhaseTime | None
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All phases, and what was assumed.
+
+    Attributes:
+        recipe: its name.
+        world_size: ranks.
+        num_parameters: of the model.
+        machine: where the GPU is known.
+        phases: in order.
+        assumed_mfu: share of the peak of phases that are not measured, where the GPU is known.
+        total_s: predicted seconds of all phases, where the GPU is known.
+        assumptions: sentences, each on one number that was not measured here.
+    """
+
+    recipe: str
+    world_size: int
+    num_parameters: int
+    machine: Machine | None
+    phases: tuple[PhasePlan, ...]
+    assumed_mfu: float | None
+    total_s: float | None
+    assumptions: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; memory in bytes, time in seconds."""
+        return asdict(self)
+
+
+def plan_run(config: RunConfig, world_size: int, options: PlanOptions | None = None) -> RunPlan:
+    """Plan every phase.
+
+    Args:
+        config: of the run.
+        world_size: ranks, one a GPU.
+        options: what it stands on.
+
+    Raises:
+        ConfigError: the batch sizes of a phase do not divide, an option is not known or out of
+            range, the GPU does not compute in a phase's precision, or a measurement is of
+            something else.
+    """
+    options = options or PlanOptions()
+    _check(options)
+    measured = read_measured(list(options.measured), config)
+    gpu = _gpu(options, measured)
+    gpus_per_host = options.gpus_per_host or DEFAULT_GPUS_PER_HOST
+    machine = None
+    if gpu is not None:
+        network = options.network_gbit_per_s or DEFAULT_NETWORK_GBIT_PER_S
+        machine = Machine(gpu, gpus_per_host, network)
+    mfu = options.mfu or ASSUMED_MFU
+    phases = []
+    for phase in config.phases:
+        batch = plan_batch(phase.deepspeed, world_size, phase.name)
+        plan = _phase(config, phase, batch, gpus_per_host)
+        if machine is not None:
+            step = measured.get(phase.name)
+            plan = _on_machine(plan, config, phase, batch, machine, mfu, step)
+        phases.append(plan)
+    times = [plan.time.phase_s for plan in phases if plan.time is not None]
+    return RunPlan(
+        recipe=config.recipe,
+        world_size=world_size,
+        num_parameters=num_parameters(config.model),
+        machine=machine,
+        phases=tuple(phases),
+        assumed_mfu=mfu if machine is not None else None,
+        total_s=sum(times) if machine is not None else None,
+        assumptions=tuple(_assumptions(config, world_size, options, machine, measured)),
+    )
+
+
+def _check(options: PlanOptions) -> None:
+    """Refuse values out of range, and those that nothing would read."""
+    if options.mfu is not None and not 0 < options.mfu <= 1:
+        raise ConfigError(f"--mfu must be above 0 and at most 1, it is {options.mfu:g}")
+    if options.gpus_per_host is not None and options.gpus_per_host < 1:
+        raise ConfigError(f"--gpus-per-host must be at least 1, it is {options.gpus_per_host}")
+    network = options.network_gbit_per_s
+    if network is not None and network <= 0:
+        raise ConfigError(f"--network-gbit-per-s must be above 0, it is {network:g}")
+    if options.gpu is None and not options.measured:
+        for flag, value in (("--mfu", options.mfu), ("--network-gbit-per-s", network)):
+            if value is not None:
+                raise ConfigError(f"{flag} predicts time, which needs the kind of GPU: add --gpu")
+
+
+def _gpu(options: PlanOptions, measured: dict[str, MeasuredStep]) -> Gpu | None:
+    """The kind of GPU that was named, or that the measurements are of."""
+    gpu = next((each for each in GPUS if each.name == options.gpu), None)
+    if options.gpu is not None and gpu is None:
+        names = ", ".join(each.name for each in GPUS)
+        raise ConfigError(f"--gpu {options.gpu} is not known; known are {names}")
+    for step in measured.values():
+        if gpu is not None and gpu.family not in step.device:
+            raise ConfigError(
+                f"--measured {step.path}: measured on {step.device}, and not on {gpu.name}; give "
+                "the --gpu that it is of, or leave one of the two out"
+            )
+        gpu = gpu or gpu_of_device(step.device)
+        if gpu is None:
+            raise ConfigError(
+                f"--measured {step.path}: measured on {step.device}, which is none of the GPUs "
+                f"that are known: {', '.join(each.name for each in GPUS)}"
+            )
+    return gpu
+
+
+def _phase(
+    config: RunConfig, phase: PhaseConfig, batch: BatchPlan, gpus_per_host: int
+) -> PhasePlan:
+    """All that can be said without a kind of GPU."""
+    sequences = batch.train_batch_size * phase.total_steps
+    memory = phase_memory(
+        config.model,
+        phase,
+        config.execution,
+        batch.world_size,
+        batch.micro_batch_size,
+        batch.gradient_accumulation_steps,
+    )
+    return PhasePlan(
+        name=phase.name,
+        sequence_length=phase.sequence_length,
+        train_batch_size=batch.train_batch_size,
+        micro_batch_size=batch.micro_batch_size,
+        gradient_accumulation_steps=batch.gradient_accumulation_steps,
+        total_steps=phase.total_steps,
+        sequences=sequences,
+        tokens_at_most=sequences * phase.sequence_length,
+        flops_at_most=flops_of_full_rows(config.model, phase, sequences),
+        precision=precision_of(phase.deepspeed, phase.name),
+        zero_stage=zero_stage_of(phase.deepspeed, phase.name),
+        memory_bytes=memory,
+        host_memory_bytes=memory.host_per_rank * min(gpus_per_host, batch.world_size),
+        largest_micro_batch=None,
+        time=None,
+    )
+
+
+def _on_machine(
+    plan: PhasePlan,
+    config: RunConfig,
+    phase: PhaseConfig,
+    batch: BatchPlan,
+    machine: Machine,
+    mfu: float,
+    step: MeasuredStep | None,
+) -> PhasePlan:
+    """With what its GPU has room for, and the time."""
+    measured = None if step is None else measured_micro_batch(config, phase, machine, step)
+    return replace(
+        plan,
+        largest_micro_batch=largest_micro_batch(
+            config.model,
+            phase,
+            config.execution,
+            batch.world_size,
+            machine.gpu.memory_gib * GIB,
+        ),
+        time=phase_time(config, phase, batch, machine, mfu, measured),
+    )
+
+
+def _assumptions(
+    config: RunConfig,
+    world_size: int,
+    options: PlanOptions,
+    machine: Machine | None,
+    measured: dict[str, MeasuredStep],
+) -> list[str]:
+    """What the numbers rest on, in sentences."""
+    lines = ["memory is that of full rows; it was derived, and not measured on a GPU"]
+    if config.execution.compile:
+        lines.append("compiled layers keep less than the plain ones that are counted")
+    if machine is None:
+        return lines
+    for step in measured.values():
+        lines.append(
+            f"{step.phase}'s micro batch was measured on {step.device}, on rows of which "
+            f"{step.real_tokens_share:.0%} are real tokens ({step.path})"
+        )
+    if len(measured) < len(config.phases):
+        source = "as asked for"
+        if options.mfu is None:
+            source = (
+                "NVIDIA's figure for BERT-large at 128 on an A100-80 (published ones for a V100: "
+                "52% at 128, 42% at 512); small models reach less"
+            )
+        which = "other phases compute" if measured else "micro batches compute"
+        mfu = options.mfu or ASSUMED_MFU
+        lines.append(f"{which} full rows at {mfu:.0%} of the peak (--mfu): {source}")
+    hosts = machine.num_hosts(world_size)
+    where = f"links of {machine.gpu.link_gb_per_s:g} GB/s within a host"
+    if hosts > 1:
+        where += (
+            f", a network of {machine.network_gbit_per_s:g} Gbit/s a host (--network-gbit-per-s)"
+        )
+    if world_size > 1:
+        each = f"{machine.gpus_per_host} GPUs each" if hosts > 1 else f"{world_size} GPUs"
+        lines.append(f"{hosts} host{'s' if hosts > 1 else ''} of {each}, {where}")
+    lines.append(
+        f"{ACHIEVED:.0%} of the published bandwidths are reached; evaluation, checkpoints, waiting "
+        "for data and the start are left out"
+    )
+    return lines

@@ -1,0 +1,268 @@
+"""What DeepSpeed keeps in memory and sends, by ZeRO stage: read from its sources, 0.19.8.
+
+Legend: n parameters, r ranks, b bytes of an element in the model's precision, a of one in which
+gradients are added up (`data_types.grad_accum_dtype`, else b), c of one that is sent
+(`communication_data_type`, else b), K = `reduce_bucket_size` in elements (500 million where it is
+left out), k = min(n, K).
+
+Kept all the time, by rank (Rajbhandari et al. 2020, arXiv:1910.02054, section 3; K = 12 there):
+
+    stage                    0          1            2            3
+    weights                  4 n        b n          b n          b n / r, and those gathered
+    gradients                4 n        a n          a n / r      a n / r
+    float32 weights          -          4 n / r      4 n / r      4 n / r
+    LAMB's two moments       8 n        8 n / r      8 n / r      8 n / r
+
+Stage 0 goes with fp32 alone here, where the weights are the float32 weights. Under ZeRO even fp32
+has a second copy (`single_partition_of_fp32_groups` is cloned). With one micro batch an update the
+gradients of stage 2 pass through the bucket alone; they are counted nevertheless.
+
+Buckets. With `contiguous_gradients` (the default) `setup_buckets` and stage 3's constructor take
+torch.empty(K), of K elements however small the model is; two of them with `overlap_comm` at stages
+1 and 2. The bucket is sent when the next gradient has no room in it, or at the end of the backward
+pass: a model of n <= K sends everything there, after the computation, whatever `overlap_comm` says.
+`allreduce_bucket` sends a flat copy, of k elements, but with a single rank. `allgather_bucket_size`
+takes no memory: `all_gather_into_tensor` writes to the weights' own buffer.
+
+Stage 3 releases a parameter in the forward pass only where its next use is `max_reuse_distance`
+elements away (10^9 where it is left out), and the backward pass comes to what was d elements before
+the end after 2 d elements: min(n, distance / 2) stay gathered. `prefetch_bucket_size` elements and
+the one in use are gathered besides. Without `contiguous_gradients` the k gradients that wait to be
+sent stand by themselves at stages 2 and 3.
+
+At the update of stages 1 and 2 (buckets and activations are gone) the own part of the gradients
+stands twice in the model's precision and once in float32 (`get_flat_partition`, `flatten`, `.to`);
+stage 3 has a copy of a sub-group's and one in float32. At stage 0 LAMB writes the update beside the
+gradient.
+
+Offload of the optimizer to the CPU moves float32 weights, moments and their gradient (4 + 8 + 4
+bytes) to the host; at stages 1 and 2 also the weights' way back (b) and a buffer of the largest
+parameter, which is on the GPU, too; at stage 2 with accumulation, and at stage 3, the gradients
+added up (a). Offload of parameters (stage 3) moves b n / r. What goes to NVMe is counted as the
+host's.
+
+Sent, by rank, as a ring does it:
+
+    stage 0   once an update 2 (r-1)/r c n: an all-reduce
+    stage 1   once an update 2 (r-1)/r c n: an all-reduce, and not a reduce-scatter, unless
+              `use_multi_rank_bucket_allreduce` is off: (r-1)/r c n, a reduce to each owner;
+              then (r-1)/r b n: the weights' all-gather
+    stage 2   the first in each micro batch, the second once an update
+    stage 3   in each micro batch (r-1)/r c n (reduce-scatter), (r-1)/r b n (all-gather), and the
+              latter once more for what was released in between
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from bert_ds.config.deepspeed import precision_of, zero_stage_of
+from bert_ds.config.recipe import PhaseConfig
+from bert_ds.plan.activations import ELEMENT_BYTES
+
+FLOAT32 = 4
+_STAGE_0_BUCKET = 500_000_000
+"""MEMORY_OPT_ALLREDUCE_SIZE of DeepSpeed's engine, elements."""
+_DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}
+
+
+@dataclass(frozen=True)
+class Zero:
+    """What a phase's DeepSpeed JSON says that decides memory and traffic, defaults filled in.
+
+    Attributes:
+        stage: of ZeRO.
+        element_bytes: b.
+        gradient_bytes: a.
+        sent_bytes: c.
+        bucket: K, elements.
+        is_contiguous: `contiguous_gradients`.
+        is_overlapping: `overlap_comm`; left out, stage 3 alone has it.
+        is_sent_once: whether each part of the gradients goes to its owner alone.
+        is_optimizer_offloaded, are_parameters_offloaded: whether they are on the host.
+        prefetched: `prefetch_bucket_size`, elements; 0 below stage 3.
+        reuse_distance: `max_reuse_distance`, elements.
+        sub_group: `sub_group_size`, elements.
+    """
+
+    stage: int
+    element_bytes: int
+    gradient_bytes: int
+    sent_bytes: int
+    bucket: int
+    is_contiguous: bool
+    is_overlapping: bool
+    is_sent_once: bool
+    is_optimizer_offloaded: bool
+    are_parameters_offloaded: bool
+    prefetched: int
+    reuse_distance: int
+    sub_group: int
+
+    @classmethod
+    def of(cls, phase: PhaseConfig) -> Zero:
+        """Read a phase's JSON.
+
+        Raises:
+            ConfigError: stage or precision are not what DeepSpeed knows.
+        """
+        deepspeed = phase.deepspeed
+        stage = zero_stage_of(deepspeed, phase.name)
+        element = ELEMENT_BYTES[precision_of(deepspeed, phase.name)]
+        section = deepspeed.get("zero_optimization")
+        section = section if isinstance(section, dict) else {}
+        types = deepspeed.get("data_types")
+        accumulated = types.get("grad_accum_dtype") if isinstance(types, dict) else None
+        is_sent_once = stage > 0 and section.get("reduce_scatter", True) is not False
+        if stage < 3 and section.get("use_multi_rank_bucket_allreduce", True) is not False:
+            is_sent_once = False
+        overlap = section.get("overlap_comm")
+        return cls(
+            stage=stage,
+            element_bytes=element,
+            gradient_bytes=_DTYPES.get(str(accumulated), element),
+            sent_bytes=_DTYPES.get(str(deepspeed.get("communication_data_type")), element),
+            bucket=_elements(section, "reduce_bucket_size", 5e8) if stage else _STAGE_0_BUCKET,
+            is_contiguous=stage > 0 and section.get("contiguous_gradients", True) is not False,
+            is_overlapping=stage == 3 if overlap is None else stage > 0 and bool(overlap),
+            is_sent_once=is_sent_once,
+            is_optimizer_offloaded=stage > 0 and _is_offloaded(section, "offload_optimizer"),
+            are_parameters_offloaded=stage == 3 and _is_offloaded(section, "offload_param"),
+            prefetched=_elements(section, "prefetch_bucket_size", 5e7) if stage == 3 else 0,
+            reuse_distance=_elements(section, "max_reuse_distance", 1e9),
+            sub_group=_elements(section, "sub_group_size", 1e9),
+        )
+
+
+@dataclass(frozen=True)
+class ZeroMemory:
+    """Bytes that a rank keeps, apart from what a micro batch takes.
+
+    Attributes:
+        weights: in the model's precision.
+        gradients: added up over the micro batches.
+        optimizer: float32 weights and moments.
+        buffers: buckets, and what is sent out of them during a backward pass.
+        exchange: more while gradients are exchanged after the last backward pass; may be negative,
+            since gradients move to the buckets.
+        update: more while the optimizer steps; may be negative, since buckets are gone.
+        host: on its host, under offload.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    exchange: int
+    update: int
+    host: int
+
+
+def zero_memory(
+    zero: Zero, parameters: int, largest: int, ranks: int, accumulation: int
+) -> ZeroMemory:
+    """The module's table in bytes.
+
+    Args:
+        zero: what the JSON says.
+        parameters: n.
+        largest: elements of the largest parameter.
+        ranks: r.
+        accumulation: micro batches an update.
+    """
+    if zero.stage == 0:
+        copied = FLOAT32 * min(parameters, zero.bucket) if ranks > 1 else 0
+        whole = FLOAT32 * parameters
+        return ZeroMemory(whole, whole, 2 * whole, 0, copied, whole, 0)
+    b, own = zero.element_bytes, -(-parameters // ranks)
+    in_bucket = min(parameters, zero.bucket)
+    copied = in_bucket * b if ranks > 1 else 0
+    buffers = in_bucket * b if zero.stage > 1 else 0
+    if zero.is_contiguous:
+        buffers = zero.bucket * b * (2 if zero.is_overlapping and zero.stage < 3 else 1)
+    exchange = copied + (b * own if zero.stage < 3 else 0)
+    if zero.stage == 1 and zero.is_contiguous:  # gradients have moved to the bucket
+        exchange -= in_bucket * zero.gradient_bytes
+    if zero.stage > 1 and parameters > zero.bucket:  # sent during the backward pass
+        buffers, exchange = buffers + copied, exchange - copied
+    gradients = zero.gradient_bytes * (parameters if zero.stage == 1 else own)
+    gathered = _gathered(zero, parameters, largest) * b
+    sharded = b * (own if zero.stage == 3 else parameters)
+    is_on_host = zero.are_parameters_offloaded
+    weights, host = gathered + (0 if is_on_host else sharded), sharded if is_on_host else 0
+    if zero.is_optimizer_offloaded:
+        host += 4 * FLOAT32 * own
+        if zero.stage == 3:
+            host += zero.gradient_bytes * own
+        else:
+            host += b * (own + largest)
+            buffers += b * largest
+        if zero.stage == 2 and accumulation > 1:
+            host += zero.gradient_bytes * own
+        gradients = gradients if zero.stage == 1 else 0
+        return ZeroMemory(weights, gradients, 0, buffers, exchange, -gradients - gathered, host)
+    stepped = min(own, zero.sub_group) if zero.stage == 3 else own
+    converted = 0 if zero.gradient_bytes == FLOAT32 else FLOAT32
+    update = (zero.gradient_bytes + converted) * stepped
+    if zero.stage == 3:
+        update -= gathered
+    else:
+        update += zero.gradient_bytes * own - gradients - buffers
+    return ZeroMemory(weights, gradients, 3 * FLOAT32 * own, buffers, exchange, update, host)
+
+
+def _gathered(zero: Zero, parameters: int, largest: int) -> int:
+    """Elements that stage 3 has gathered besides its shards, at most."""
+    if zero.stage < 3:
+        return 0
+    kept = min(parameters, zero.reuse_distance // 2)
+    return min(parameters, kept + zero.prefetched + largest)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes that a rank sends.
+
+    Attributes:
+        gradients: each time that gradients are exchanged.
+        is_each_micro_batch: whether that is in each micro batch, or once an update.
+        weights: that stages 1 and 2 gather once an update.
+        gathered: that stage 3 gathers in each micro batch.
+        last_share: share of the gradients that is sent when the backward pass is over.
+    """
+
+    gradients: int
+    is_each_micro_batch: bool
+    weights: int
+    gathered: int
+    last_share: float
+
+
+def zero_traffic(zero: Zero, parameters: int, ranks: int) -> Traffic:
+    """The module's second table in bytes; see there for the arguments."""
+    once = (ranks - 1) / ranks
+    gather = round(once * zero.element_bytes * parameters)
+    scatter = round(once * zero.sent_bytes * parameters)
+    gradients = scatter if zero.is_sent_once else 2 * scatter
+    last_share = min(1.0, zero.bucket / parameters) if zero.is_overlapping else 1.0
+    if zero.stage == 3:
+        released = max(0, parameters - zero.reuse_distance // 2)
+        fetched = round(once * zero.element_bytes * (parameters + released))
+        return Traffic(gradients, True, 0, fetched, last_share)
+    weights = gather if zero.stage else 0
+    return Traffic(gradients, zero.stage == 2, weights, 0, last_share)
+
+
+def _elements(section: dict[str, Any], key: str, default: float) -> int:
+    """A number of elements; stage 3's keys go by a longer name, too."""
+    value = section.get(key, section.get(f"stage3_{key}", default))
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return int(value if is_number else default)
+
+
+def _is_offloaded(
+    section: dict[str, Any], key: Literal["offload_optimizer", "offload_param"]
+) -> bool:
+    part = section.get(key)
+    return isinstance(part, dict) and part.get("device", "none") not in ("none", None)
