@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -88,6 +87,7 @@ class Peers:
         self._world = world
         self._store = store
         self._hosts = hosts
+        self._own_host = hosts[world.rank]
         self._is_wide = len(set(hosts)) > 1
         self._end = end
         self._patience_s = 0.0
@@ -97,6 +97,7 @@ class Peers:
         self._failure: Failure | None = None
         self._lost: str | None = None
         self._threads: list[threading.Thread] = []
+        give_sign(store, world.rank, 0)
 
     def watch(self, heartbeat_s: float) -> None:
         """Begin to say that this rank lives, and to look after the others.
@@ -105,7 +106,6 @@ class Peers:
             heartbeat_s: seconds of silence after which a rank counts as lost; 0 for never.
         """
         self._patience_s = heartbeat_s
-        self._store.set(f"beat/{self._world.rank}", "0")
         for target in (self._talk, self._judge):
             thread = threading.Thread(target=target, name=f"peers{target.__name__}", daemon=True)
             thread.start()
@@ -119,7 +119,7 @@ class Peers:
 
     def tell(self, message: str, exit_code: int) -> None:
         """Let the other ranks know that this one ends, and why. The first failure counts."""
-        failure = Failure(self._world.rank, socket.gethostname(), message, exit_code, True)
+        failure = Failure(self._world.rank, self._own_host, message, exit_code, True)
         try:
             self._store.compare_set("failure", "", json.dumps(asdict(failure)))
         except RuntimeError:
@@ -152,7 +152,7 @@ class Peers:
         while not self._is_over.wait(_BEAT_S):
             number += 1
             try:
-                self._store.set(f"beat/{self._world.rank}", str(number))
+                give_sign(self._store, self._world.rank, number)
                 self._beats = self._store.multi_get(keys)
                 if self._store.check(["failure"]):
                     self._failure = read_failure(self._store)
@@ -185,7 +185,7 @@ class Peers:
                 return
 
     def _verdict(self, silence: dict[int, float], unanswered: float) -> Failure | None:
-        own = socket.gethostname()
+        own = self._own_host
         if self._lost is not None:
             return self._gone(
                 0,
@@ -217,13 +217,18 @@ class Peers:
     def _leave(self, failure: Failure) -> None:
         """End this process; where no launcher does it first, with the message."""
         self._is_over.wait(_FOR_THE_LAUNCHER_S[self._is_wide])
-        is_told_here = failure.is_told and failure.host == socket.gethostname()
+        is_told_here = failure.is_told and failure.host == self._own_host
         speaks = self._world.is_main or (failure.rank == 0 and self._world.local_rank == 0)
         if speaks and not is_told_here:
             sys.stderr.write(f"{failure.as_text}\n")
         sys.stderr.flush()
         sys.stdout.flush()
         self._end(failure.exit_code)
+
+
+def give_sign(store: Store, rank: int, number: int) -> None:
+    """A rank says that it lives. Ranks that have met have all said so once."""
+    store.set(f"beat/{rank}", str(number))
 
 
 def read_failure(store: Store) -> Failure:

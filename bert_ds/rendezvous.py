@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import (  # torch.distributed's, with types
 
 from bert_ds.errors import LaunchError, PeerError
 from bert_ds.meeting import address_seen_by
-from bert_ds.peers import Failure, Peers, read_failure
+from bert_ds.peers import Failure, Peers, give_sign, read_failure
 from bert_ds.world import World
 
 MEETING_S = 300.0
@@ -66,6 +66,7 @@ def meet(world: World, timeout_s: float = MEETING_S) -> Meeting:
         store = open_store(world.is_main, timeout_s)
         own = {"host": socket.gethostname(), "address": _own_address()}
         store.set(f"at/{world.rank}", json.dumps(own))
+        give_sign(store, world.rank, 0)
         store.add("here", 1)
         _wait_for_all(world, store, timeout_s)
         keys = [f"at/{rank}" for rank in range(world.world_size)]

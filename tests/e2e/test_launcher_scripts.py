@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
+import kubernetes_validate
 import pytest
+import yaml
 
+from bert_ds.cli import build_parser
 from bert_ds.meeting import free_port
 from tests.support.commands import ROOT, run
 from tests.support.run_folders import rows_of
@@ -33,8 +37,9 @@ def start_script(name: str, *arguments: str, **variables: str):
         (
             "hostfile.sh",
             {"HOSTFILE": "launchers/hosts.example", "MASTER_ADDR": "node1"},
-            "deepspeed --quiet --hostfile launchers/hosts.example --launcher pdsh --master_addr "
-            f"node1 --module bert_ds {TRAINS}",
+            "python3 -m bert_ds supervise --max-restarts 0 -- deepspeed --quiet --hostfile "
+            "launchers/hosts.example --launcher pdsh --master_addr node1 --module bert_ds "
+            f"{TRAINS}",
         ),
         ("mpi.sh", {"RANKS": "4"}, f"mpiexec -n 4 python3 -m bert_ds {TRAINS}"),
         (
@@ -52,24 +57,28 @@ def test_a_dry_run_prints_the_command(name: str, variables: dict[str, str], expe
     assert shlex.split(done.stdout) == shlex.split(expected)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "is missing or empty; a line a host: node1 slots=8"),
-        ("", "is missing or empty"),
-        ("node1 slots=8\nnode2\n", "a line must be like 'node1 slots=8'; this is not: node2"),
-        ("node1 slots=0\n", "this is not: node1 slots=0"),
-        ("node1 slots=4\n# old\nnode1 slots=4\n", "names node1 twice; add its slots up in one"),
-    ],
-)
-def test_a_wrong_hostfile_is_told_before_anything_starts(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
-    if content is not None:
-        (tmp_path / "hosts").write_text(content)
-    done = start_script("hostfile.sh", HOSTFILE=str(tmp_path / "hosts"), DRY_RUN="1", **PLACES)
+def test_a_wrong_hostfile_is_told_before_anything_starts(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("node1 slots=4\nnode1 slots=4\n")
+    places = {**PLACES, "RECIPE": "ds_configs/bert-base", "RUN": str(tmp_path / "run")}
+    done = start_script("hostfile.sh", HOSTFILE=str(hostfile), PYTHON=sys.executable, **places)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert "names node1 twice; add its slots up in one line" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_pods_of_the_kubernetes_manifest_are_valid() -> None:
+    manifest = yaml.safe_load((ROOT / "launchers" / "kubernetes.yaml").read_text())
+    assert (manifest["apiVersion"], manifest["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    replicas = manifest["spec"]["pytorchReplicaSpecs"]
+    assert replicas.keys() == {"Master", "Worker"}
+    for spec in replicas.values():
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, **spec["template"]}
+        kubernetes_validate.validate(pod, "1.30", strict=True)
+        (container,) = pod["spec"]["containers"]
+        words = container["command"]
+        assert words[:4] == ["torchrun", "-m", "bert_ds", "pretrain"]
+        build_parser().parse_args(words[3:])
 
 
 def test_what_is_not_said_is_asked_for() -> None:

@@ -1,0 +1,77 @@
+"""Ranks come together, or say who has not come and why."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from bert_ds import rendezvous
+from bert_ds.errors import LaunchError, PeerError
+from bert_ds.meeting import free_port
+from bert_ds.rendezvous import choose_interface, meet, tell_before_meeting
+from bert_ds.world import World
+from tests.support.ranks import run_on_ranks
+
+
+def meet_all(world: World, port: int) -> tuple[list[str], list[str], str]:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.pop("GLOO_SOCKET_IFNAME", None)
+    meeting = meet(world, timeout_s=60)
+    choose_interface(world, meeting)  # one host: nothing to choose
+    return meeting.hosts, meeting.addresses, os.environ.get("GLOO_SOCKET_IFNAME", "")
+
+
+def test_all_ranks_know_all_hosts(tmp_path) -> None:
+    found = run_on_ranks(2, meet_all, tmp_path, free_port())
+    assert found[0] == found[1]
+    hosts, addresses, interface = found[0]
+    assert len(hosts) == 2
+    assert addresses == ["127.0.0.1"] * 2
+    assert interface == ""
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+
+
+def test_ranks_that_do_not_come_are_named(place) -> None:
+    message = r"3 of 4 ranks have not come \(ranks 1, 2, 3\): see what they say on their hosts"
+    with pytest.raises(LaunchError, match=message):
+        meet(World(0, 4, 0, 1, "torch"), timeout_s=1.5)
+
+
+def test_a_meeting_place_that_nobody_keeps_is_told(place) -> None:
+    with pytest.raises(
+        LaunchError, match=r"rank 1 of 2 could not meet the others at 127\.0\.0\.1:"
+    ):
+        meet(World(1, 2, 0, 1, "torch"), timeout_s=1.5)
+
+
+def test_a_rank_that_fails_before_it_comes_is_heard(tmp_path) -> None:
+    told = run_on_ranks(2, fail_on_one, tmp_path, free_port())
+    why, code, seconds = told[0]
+    assert "rank 1 has failed: local rank 0 has no GPU (on " in why
+    assert code == 2
+    assert seconds < 30
+
+
+def fail_on_one(world: World, port: int) -> tuple[str, int, float]:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    elsewhere = World(world.rank, world.world_size, 0, 1, "torch")
+    if world.rank == 1:
+        tell_before_meeting(elsewhere, "local rank 0 has no GPU", exit_code=2)
+        return "", 0, 0.0
+    begun = time.monotonic()
+    with pytest.raises(PeerError) as caught:
+        meet(elsewhere, timeout_s=60)
+    return str(caught.value), caught.value.exit_code, time.monotonic() - begun
+
+
+def test_on_one_host_nobody_is_told(place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher ends the others: no store is made."""
+    monkeypatch.setattr(rendezvous, "open_store", lambda *_: pytest.fail("a store was opened"))
+    tell_before_meeting(World(0, 2, 0, 2, "torch"), "wrong", exit_code=2)
