@@ -92,6 +92,7 @@ class Communicator:
         self._cpu_group = (
             torch_dist.new_group(backend="gloo") if device.type != "cpu" else torch_dist.group.WORLD
         )
+        self._ahead_group = torch_dist.new_group(backend="gloo")
 
     def sum_numbers(self, values: Sequence[int]) -> list[int]:
         """Element-wise sum of host integers over all ranks; waits for all of them."""
@@ -99,11 +100,28 @@ class Communicator:
         torch_dist.all_reduce(tensor, group=self._cpu_group)
         return [int(value) for value in tensor]
 
-    def max_number(self, value: int) -> int:
-        """Largest of a host integer over all ranks; waits for all of them."""
-        tensor = torch.tensor(value, dtype=torch.int64)
-        torch_dist.all_reduce(tensor, torch_dist.ReduceOp.MAX, group=self._cpu_group)
-        return int(tensor)
+    def begin_sum(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin an element-wise sum of host integers over all ranks; the result waits for it.
+
+        Ranks may begin at different times, in the same order among `begin_sum` and `begin_max`.
+        """
+        return self._begin(values, torch_dist.ReduceOp.SUM)
+
+    def begin_max(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Begin to find the element-wise largest; as `begin_sum`."""
+        return self._begin(values, torch_dist.ReduceOp.MAX)
+
+    def _begin(
+        self, values: Sequence[int], how: torch_dist.ReduceOp.RedOpType
+    ) -> Callable[[], list[int]]:
+        tensor = torch.tensor(list(values), dtype=torch.int64)
+        work = torch_dist.all_reduce(tensor, how, group=self._ahead_group, async_op=True)
+
+        def wait() -> list[int]:
+            work.wait()
+            return [int(value) for value in tensor]
+
+        return wait
 
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a device tensor over all ranks, in place; does not wait for the device."""

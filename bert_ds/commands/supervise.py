@@ -99,13 +99,13 @@ def run(arguments: argparse.Namespace) -> None:
     output_dir = Path(value_of(command, "--output-dir") or "")
     _check(arguments, command)
     supervisor = _Supervisor(listens=value_of(command, "--hostfile") is not None)
-    failures, begun = 0, time.monotonic()
+    failures, begun, present = 0, time.monotonic(), command
     for number in _ASKING:
         signal.signal(number, supervisor.ask_to_stop)
     while True:
         before, summary = _progress_of(output_dir), _changed_at(output_dir / "summary.json")
         started = time.monotonic()
-        code = supervisor.run_once(_with_the_time_left(command, started - begun))
+        code = supervisor.run_once(_with_the_time_left(present, started - begun))
         # ranks on other hosts may save, or end, when the launcher here is gone
         _wait_for_run_folder(
             output_dir, _SECONDS_TO_SAVE if supervisor.asked_to_stop else _SECONDS_TO_END
@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> None:
         sys.stderr.flush()
         time.sleep(arguments.pause)
         if arguments.drop_lost_hosts:
-            command = on_hosts_left(command, output_dir)
+            present = on_hosts_left(command, output_dir)
         if supervisor.asked_to_stop:
             raise StopRequested("asked to stop between two starts")
 

@@ -138,6 +138,11 @@ class Prefetcher:
             raise item
         return item
 
+    def is_next_ready(self) -> bool:
+        """Whether the next update is there; an error is not, it comes out where it is due."""
+        waiting = self._queue.queue
+        return bool(waiting) and not isinstance(waiting[0], BaseException)
+
     def close(self) -> None:
         """End the thread and what its iterator holds; what was made ahead is dropped.
 

@@ -1,8 +1,8 @@
 """The training loop. It takes finished objects and only loops; the wiring is in `setup`.
 
-One all-reduce of a few host integers before each update tells every rank the global counts (the
-denominators of the loss) and whether any rank was asked to stop. Nothing else is read from the
-device until the meter is due.
+A sum of a few host integers over the ranks, begun an update ahead (see `bert_ds.train.ahead`),
+tells every rank the global counts (the denominators of the loss) and whether any rank was asked to
+stop. Nothing else is read from the device until the meter is due.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from bert_ds.metrics.meter import Meter, UpdateRecord
 from bert_ds.metrics.norms import ParameterNorms
 from bert_ds.model import PretrainingOutput
 from bert_ds.seeding import seed_dropout
+from bert_ds.train.ahead import CountedUpdates, Wait
 from bert_ds.train.state import TrainState
 
 
@@ -88,9 +89,11 @@ class LoopCalls:
 
     Attributes:
         learning_rate_at: of the update after so many applied ones.
-        sum_over_ranks: element-wise sum of host integers; all ranks call it once an update.
-        max_over_ranks: largest of a host integer; all ranks call it once an update whose micro
-            batches are packed, since their number differs from rank to rank.
+        begin_sum: begins an element-wise sum of host integers over the ranks and returns what waits
+            for it; all ranks call it once an update.
+        begin_max: begins a largest likewise, once an update whose micro batches are packed, since
+            their number differs from rank to rank.
+        is_next_ready: whether the next update is there without waiting.
         stop_requested: whether this rank was asked to stop.
         evaluate: evaluates the present weights; all ranks call it together.
         save: writes a checkpoint of the present state; all ranks call it together. Takes whether it
@@ -99,8 +102,9 @@ class LoopCalls:
     """
 
     learning_rate_at: Callable[[int], float]
-    sum_over_ranks: Callable[[list[int]], list[int]]
-    max_over_ranks: Callable[[int], int]
+    begin_sum: Callable[[list[int]], Wait]
+    begin_max: Callable[[list[int]], Wait]
+    is_next_ready: Callable[[], bool]
     stop_requested: Callable[[], bool]
     evaluate: Callable[[], Verdict]
     save: Callable[[bool, bool], None]
@@ -130,7 +134,9 @@ class Loop:
             calls: see `LoopCalls`.
         """
         self._engine = engine
-        self._updates = updates
+        self._updates = CountedUpdates(
+            updates, calls.is_next_ready, calls.begin_sum, calls.begin_max, calls.stop_requested
+        )
         self._state = state
         self._settings = settings
         self._meter = meter
@@ -150,12 +156,16 @@ class Loop:
             DataError: rows cannot be read; names the update.
             TrainingError: an update cannot be computed, or its loss is not a number; names it.
         """
-        while not self._is_complete:
-            number = f"{self._settings.phase}, update {self._state.global_step + 1}"
-            if not self._do_update(number):
-                break
-            self._look_and_save(number)
-        self._meter.flush()
+        try:
+            while not self._is_complete:
+                number = f"{self._settings.phase}, update {self._state.global_step + 1}"
+                if not self._do_update(number):
+                    break
+                self._look_and_save(number)
+            self._meter.flush()
+        except DivergedError:  # on all ranks; training may begin again
+            self._updates.end()
+            raise
         self._calls.doing(f"{self._settings.phase}: saving the last state")
         if self._state.global_step > self._saved_at:
             self._calls.save(self._is_complete, False)
@@ -165,29 +175,30 @@ class Loop:
     def _is_complete(self) -> bool:
         return self._is_target_reached or self._state.global_step >= self._settings.total_steps
 
+    @property
+    def _may_be_the_last(self) -> bool:
+        """Whether the phase may be complete after the next applied update."""
+        step = self._state.global_step + 1
+        return step >= self._settings.total_steps or _is_multiple(
+            step, self._settings.evaluate_every
+        )
+
     def _do_update(self, number: str) -> bool:
         """One update, unless a stop is asked for on any rank."""
         engine, state, calls = self._engine, self._state, self._calls
         started = time.perf_counter()
         calls.doing(f"{number}: waiting for rows")
         with _naming(number):
-            update = next(self._updates)
+            self._updates.read()
         data_wait_s = time.perf_counter() - started
         calls.doing(f"{number}: waiting for the other ranks")
-        *counts, num_stops = calls.sum_over_ranks(
-            [
-                update.num_predictions,
-                update.num_pair_labels,
-                update.num_tokens,
-                update.num_squared_lengths,
-                int(calls.stop_requested()),
-            ]
-        )
-        num_predictions, num_pair_labels, num_tokens, num_squared_lengths = counts
-        if num_stops:
+        update, counts = self._updates.take()
+        if counts.num_stops:
             return False
         if update.empty is not None:
-            update = _with_micro_batches(update, calls.max_over_ranks(len(update.micro_batches)))
+            update = _with_micro_batches(update, counts.num_micro_batches)
+        if not self._may_be_the_last:
+            self._updates.look_ahead()
         learning_rate = calls.learning_rate_at(state.global_step)
         engine.set_learning_rate(learning_rate)
         calls.doing(f"{number}: computing")
@@ -195,24 +206,26 @@ class Loop:
         try:
             with _naming(number, self._meter):
                 sums = compute_update(
-                    engine, update, num_predictions, num_pair_labels, self._settings
+                    engine, update, counts.num_predictions, counts.num_pair_labels, self._settings
                 )
         except DivergedError:  # its rows are consumed: what follows begins after them
-            state.record(was_applied=False, num_sequences=num_sequences, num_tokens=num_tokens)
+            state.record(
+                was_applied=False, num_sequences=num_sequences, num_tokens=counts.num_tokens
+            )
             raise
         state.record(
             was_applied=engine.was_update_applied,
             num_sequences=num_sequences,
-            num_tokens=num_tokens,
+            num_tokens=counts.num_tokens,
         )
         record = UpdateRecord(
             **vars(state),
             **_told_by(engine),
-            num_predictions=num_predictions,
-            num_pair_labels=num_pair_labels,
+            num_predictions=counts.num_predictions,
+            num_pair_labels=counts.num_pair_labels,
             num_sequences=num_sequences,
-            num_tokens=num_tokens,
-            num_squared_lengths=num_squared_lengths,
+            num_tokens=counts.num_tokens,
+            num_squared_lengths=counts.num_squared_lengths,
             sums=sums,
             learning_rate=learning_rate,
             step_s=time.perf_counter() - started,

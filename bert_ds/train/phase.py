@@ -108,8 +108,9 @@ class _Phase:
         updates = Prefetcher(self.parts.stream.updates(state.samples_seen))
         calls = LoopCalls(
             learning_rate_at=self._learning_rate_at,
-            sum_over_ranks=run.comm.sum_numbers,
-            max_over_ranks=run.comm.max_number,
+            begin_sum=run.comm.begin_sum,
+            begin_max=run.comm.begin_max,
+            is_next_ready=updates.is_next_ready,
             stop_requested=lambda: run.stop.is_set or self.writer.has_failed,
             evaluate=self._evaluate,
             save=self._save,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.cluster import Cluster, start_slurm
 from tests.support.commands import BIN
-from tests.support.run_folders import rows_of, summary_of
+from tests.support.run_folders import num_rows, rows_of, summary_of
 
 RENDEZVOUS = "node1:29511"
 
@@ -85,25 +85,29 @@ def test_slurm(hosts: Cluster, shared: Path, on_one_host: Path) -> None:
     assert_equal_to_one_host(shared / "slurm", on_one_host)
 
 
-def test_a_slurm_job_that_is_told_to_stop_goes_back_into_the_queue_and_completes(
-    make_cluster, shared: Path, on_one_host: Path
+@pytest.mark.long  # Slurm lets a job that goes back into the queue wait for two minutes
+@pytest.mark.timeout(600)
+def test_a_slurm_job_that_is_told_to_stop_goes_back_into_the_queue_and_goes_on(
+    make_cluster, shared: Path
 ) -> None:
     cluster = make_cluster(2)
     slurm = start_slurm(cluster)
-    env = {**places(shared, "requeued"), **slurm}
-    first, log = cluster.hosts[0], shared / "requeued.log"
-    # a fault of the run's own would end it before: pause long enough to be asked
+    first, log, run = cluster.hosts[0], shared / "requeued.log", shared / "requeued"
     done = cluster.run(
         first, "sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1", "--output", log,
-        "launchers/slurm.sbatch", "--set", "logging.every_steps=1", env=env,
+        "launchers/slurm.sbatch", "--set", "phases.0.total_steps=100000",
+        "checkpoint.every_steps=1000", env={**places(shared, "requeued"), **slurm},
     )  # fmt: skip
     job = done.stdout.strip()
-    run = shared / "requeued"
-    wait_for(lambda: run.exists() and (run / "metrics.jsonl").exists(), 90)
+    wait_for(lambda: num_rows(run) >= 3, 90)
     cluster.run(first, "scancel", "--signal=USR1", job, env=slurm)
-    wait_for(lambda: summary_of(run).get("status") == "complete", 120)
-    assert_equal_to_one_host(run, on_one_host)
+    wait_for(lambda: summary_of(run)["status"] == "interrupted", 60)
+    stopped_at = num_rows(run)
     assert "stopped on request" in log.read_text()
+    wait_for(lambda: num_rows(run) >= stopped_at + 3, 300)  # the same job, from its checkpoint
+    assert [row["global_step"] for row in rows_of(run)] == list(range(1, num_rows(run) + 1))
+    told = cluster.run(first, "squeue", "--noheader", "-o", "%i %t", env=slurm).stdout
+    assert told.split() == [job, "R"]
 
 
 def wait_for(condition, timeout_s: float) -> None:

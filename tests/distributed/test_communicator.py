@@ -12,7 +12,7 @@ from bert_ds.world import World
 from tests.support.ranks import run_on_ranks
 
 
-def collectives(world: World) -> tuple[list[int], list[bool], str, list[float], int]:
+def collectives(world: World) -> tuple[list[int], list[bool], str, list[float], list[list[int]]]:
     comm = Communicator(world, torch.device("cpu"))
     comm.barrier()
     return (
@@ -20,8 +20,19 @@ def collectives(world: World) -> tuple[list[int], list[bool], str, list[float], 
         [comm.any(world.rank == 2), comm.any(False)],
         comm.broadcast_text(f"from rank {world.rank}" if world.is_main else None),
         comm.sum_tensor(torch.tensor([0.5, float(world.rank)])).tolist(),
-        comm.max_number(7 - world.rank),
+        ahead_of_the_others(comm, world),
     )
+
+
+def ahead_of_the_others(comm: Communicator, world: World) -> list[list[int]]:
+    """A rank begins before the others have come, which exchange something else meanwhile."""
+    if world.rank == 0:
+        waits = [comm.begin_sum([1, 2]), comm.begin_max([5])]
+        comm.barrier()
+    else:
+        comm.barrier()
+        waits = [comm.begin_sum([1, 2]), comm.begin_max([5 + world.rank])]
+    return [wait() for wait in waits]
 
 
 def failing_together(world: World) -> str:
@@ -43,7 +54,7 @@ def failing_together(world: World) -> str:
 
 
 def test_sums_flags_and_texts_are_the_same_on_every_rank(tmp_path: Path) -> None:
-    expected = ([3, 30], [True, False], "from rank 0", [1.5, 3.0], 7)
+    expected = ([3, 30], [True, False], "from rank 0", [1.5, 3.0], [[3, 6], [7]])
     assert run_on_ranks(3, collectives, tmp_path) == [expected] * 3
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -99,8 +99,9 @@ def calls(**changes: Any) -> LoopCalls:
     """Those of one rank, where nothing is saved and nothing evaluated."""
     defaults: dict[str, Any] = {
         "learning_rate_at": lambda step: 0.1 * (step + 1),
-        "sum_over_ranks": lambda values: values,
-        "max_over_ranks": lambda value: value,
+        "begin_sum": lambda values: lambda: values,
+        "begin_max": lambda values: lambda: values,
+        "is_next_ready": lambda: False,
         "stop_requested": lambda: False,
         "evaluate": lambda: pytest.fail("no evaluation was asked for"),
         "save": lambda *flags: pytest.fail("no checkpoint is due"),
@@ -277,11 +278,11 @@ def test_a_rank_with_fewer_packed_micro_batches_computes_empty_ones() -> None:
 
     asked = []
 
-    def most(number: int) -> int:
-        asked.append(number)
-        return 5
+    def most(numbers: list[int]) -> Callable[[], list[int]]:
+        asked.extend(numbers)
+        return lambda: [5]
 
-    _, rows, _ = run(engine, state, total_steps=2, updates=updates(), max_over_ranks=most)
+    _, rows, _ = run(engine, state, total_steps=2, updates=updates(), begin_max=most)
     assert asked == [ACCUMULATION, ACCUMULATION]
     assert engine.last_flags == [False, False, False, False, True] * 2
     assert len(set(engine.dropout_draws)) == 10
@@ -290,13 +291,18 @@ def test_a_rank_with_fewer_packed_micro_batches_computes_empty_ones() -> None:
 
 def test_the_last_micro_batch_is_told_and_ranks_ask_nothing_where_all_have_as_many() -> None:
     engine = FakeEngine()
-    run(engine, TrainState(), total_steps=2, max_over_ranks=lambda _: pytest.fail("not packed"))
+    run(engine, TrainState(), total_steps=2, begin_max=lambda _: pytest.fail("not packed"))
     assert engine.last_flags == [False, True] * 2
 
 
 def test_the_denominators_are_those_of_all_ranks() -> None:
     engine = FakeEngine()
-    run(engine, TrainState(), total_steps=1, sum_over_ranks=lambda values: [v * 3 for v in values])
+    run(
+        engine,
+        TrainState(),
+        total_steps=1,
+        begin_sum=lambda values: lambda: [v * 3 for v in values],
+    )
     first = next(make_updates())
     assert set(engine.denominators) == {(first.num_predictions * 3, BATCH * 3)}
 
@@ -322,7 +328,7 @@ def test_a_stop_request_ends_before_the_next_update_with_a_checkpoint_of_the_las
 def test_a_stop_request_of_another_rank_ends_this_one_too() -> None:
     state = TrainState()
     done, rows, saves = run(
-        FakeEngine(), state, sum_over_ranks=lambda values: [*values[:4], values[4] + 1]
+        FakeEngine(), state, begin_sum=lambda values: lambda: [*values[:4], values[4] + 1]
     )
     assert (done, rows, saves) == (False, [], [])
 
