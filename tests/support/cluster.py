@@ -283,7 +283,7 @@ def start_slurm(cluster: Cluster) -> dict[str, str]:
         f"SlurmctldHost={cluster.hosts[0].name}({cluster.hosts[0].address})\n"
         "SlurmUser=root\nAuthType=auth/munge\nCredType=cred/munge\n"
         "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSelectType=select/cons_tres\n"
-        "ReturnToService=2\nMpiDefault=none\nKillWait=5\nSlurmdSpoolDir=/run/slurmd\n"
+        "SchedulerParameters=sched_interval=5,bf_interval=5\nReturnToService=2\nMpiDefault=none\nKillWait=5\nSlurmdSpoolDir=/run/slurmd\n"
         f"StateSaveLocation={folder}/state\nSlurmctldPidFile=/run/slurmctld.pid\n"
         f"SlurmdPidFile=/run/slurmd.pid\nSlurmctldLogFile={folder}/slurmctld.log\n"
         f"SlurmdLogFile={folder}/slurmd-%h.log\n{nodes}"
