@@ -101,11 +101,15 @@ def _devices(hosts: Sequence[HostFacts], slots: Mapping[str, int]) -> list[Findi
             told = f"{host.host} is to run {wanted} ranks on {host.cores} CPU cores"
             findings.append(Finding("warning", "slots", told, "ranks share cores and wait"))
     if not findings:
-        counts = {h.host: f"{len(h.devices) or h.cores} {'GPUs' if h.devices else 'cores'}"
-                  for h in hosts}  # fmt: skip
-        told = f"{_spelled(kinds)} ({', '.join(f'{n}: {c}' for n, c in list(counts.items())[:6])})"
-        findings.append(Finding("ok", "devices", told))
+        kinds = _by_value((host.host, _device(host)) for host in hosts)
+        findings.append(Finding("ok", "devices", _spelled(kinds)))
     return findings
+
+
+def _device(host: HostFacts) -> str:
+    number = f"{len(host.devices)} GPUs ({host.devices[0]})" if host.devices else "CPU"
+    memory = f"{host.memory_bytes / _GIB:.0f} GiB"
+    return f"{number}, {host.cores} cores, {memory}, DeepSpeed's accelerator {host.accelerator}"
 
 
 def _precisions(hosts: Sequence[HostFacts]) -> list[Finding]:
@@ -129,12 +133,20 @@ def _lamb(hosts: Sequence[HostFacts]) -> list[Finding]:
         findings.append(Finding("warning", "LAMB", told, way_out))
     else:
         findings.append(Finding("ok", "LAMB", _spelled(kernels)))
+    fused = _by_value((host.host, _fused_paths(host)) for host in hosts)
+    findings.append(Finding("ok", "fused paths", _spelled(fused)))
     other = [host.host for host in hosts if host.apex == "another package of that name"]
     if other:
         told = f"the package apex on {_named(other)} is not NVIDIA's"
         way_out = "pip uninstall apex; NVIDIA's is built from its repository, and is not needed"
         findings.append(Finding("warning", "apex", told, way_out))
     return findings
+
+
+def _fused_paths(host: HostFacts) -> str:
+    """What could compute parts of a step there, whether it is needed or not."""
+    packages = (f"{name} {host.versions.get(name, 'missing')}" for name in ("triton", "flash-attn"))
+    return ", ".join((f"apex: {host.apex}", *packages, f"C compiler {host.compiler or 'missing'}"))
 
 
 def _network(hosts: Sequence[HostFacts]) -> list[Finding]:
