@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import pickle
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tests.support.exact_lamb import (
     train_in_ranks,
 )
 from tests.support.ranks import run_on_ranks
+from tests.support.shared import made_once
 
 pytestmark = pytest.mark.slow
 
@@ -68,27 +68,67 @@ HALF = {
     for stage in (1, 2, 3)
     for precision in ("bf16", "fp16")
 }
+WORLD_SIZES = (1, 2, 3)
+WORLD_SIZES_IN_SHORT = {
+    "zero 1, round robin": (2, 3),
+    "zero 1, accumulation": (3,),
+    "zero 1, plain kernel": (2,),
+    "zero 1, empty parameter": (2,),
+    "zero 2": (1, 2),
+    "zero 2, round robin": (2, 3),
+    "zero 2, overlap": (3,),
+    "zero 2, accumulation": (1, 2),
+    "zero 2, offload": (2,),
+    "zero 2, offload, accumulation": (1, 3),
+    "zero 3": (1, 2),
+    "zero 3, sub-groups": (3,),
+    "zero 3, accumulation": (2,),
+    "zero 3, offload": (2,),
+    "zero 3, offload, accumulation": (1, 3),
+    "zero 3, nvlamb": (2,),
+    "zero 3, naive": (3,),
+}
+"""What is not named here is tested at every number of ranks. Chosen so that at each of them every
+stage is seen, each of 2 and 3 with and without offload and accumulation, and round robin and
+sub-groups where there are shards to differ. The rest of the product is in `make test-long`."""
+
+
+def is_long(name: str, world_size: int) -> bool:
+    return world_size not in WORLD_SIZES_IN_SHORT.get(name, WORLD_SIZES)
+
+
+def at_world_sizes(
+    names: Iterable[str], world_sizes: Iterable[int] = WORLD_SIZES
+) -> pytest.MarkDecorator:
+    """Every case at every number of ranks, some of them in `make test-long`."""
+    return pytest.mark.parametrize(
+        ("world_size", "name"),
+        [
+            pytest.param(size, name, marks=[pytest.mark.long] if is_long(name, size) else [])
+            for size in world_sizes
+            for name in names
+        ],
+    )
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Outcomes of all cases at a number of ranks, which one start of the ranks computes."""
+    """Outcome of a case at a number of ranks, which one start of the ranks computes for many."""
 
     @cache
-    def start(world_size: int) -> dict[str, Outcome] | AssertionError:
-        place = tmp_path_factory.getbasetemp()
-        if "PYTEST_XDIST_WORKER" in os.environ:
-            place = place.parent  # that of all workers: one of them computes for the others
-        kept = place / f"exact-{world_size}.pickle"
-        with kept.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not kept.exists():
-                kept.write_bytes(pickle.dumps(compute(world_size)))
+    def start(world_size: int, is_for_long: bool) -> dict[str, Outcome] | AssertionError:
+        def make(folder: Path) -> None:
+            folder.mkdir()
+            (folder / "outcomes").write_bytes(pickle.dumps(compute(world_size, is_for_long)))
+
+        name = f"exact-{world_size}-{'long' if is_for_long else 'short'}"
+        kept = made_once(tmp_path_factory, name, make) / "outcomes"
         found: dict[str, Outcome] | AssertionError = pickle.loads(kept.read_bytes())
         return found
 
-    def compute(world_size: int) -> dict[str, Outcome] | AssertionError:
-        cases = LAYOUTS | OTHER_SEMANTICS | NAIVE | (HALF if world_size < 3 else {})
+    def compute(world_size: int, is_for_long: bool) -> dict[str, Outcome] | AssertionError:
+        every = LAYOUTS | OTHER_SEMANTICS | NAIVE | (HALF if world_size < 3 else {})
+        cases = {k: case for k, case in every.items() if is_long(k, world_size) == is_for_long}
         folder = tmp_path_factory.mktemp("exact")
         try:
             found = run_on_ranks(
@@ -98,13 +138,13 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Any:
             return err
         return dict(zip(cases, found[0], strict=True))
 
-    def at(world_size: int) -> dict[str, Outcome]:
-        found = start(world_size)
+    def of(name: str, world_size: int) -> Outcome:
+        found = start(world_size, is_long(name, world_size))
         if isinstance(found, AssertionError):
             raise found
-        return found
+        return found[name]
 
-    return at
+    return of
 
 
 @pytest.fixture(scope="module")
@@ -121,12 +161,11 @@ def reference() -> Any:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@at_world_sizes(LAYOUTS)
 def test_weights_and_ratios_are_those_of_one_process(
-    outcomes: Any, reference: Any, world_size: int, layout: str
+    outcomes: Any, reference: Any, world_size: int, name: str
 ) -> None:
-    found = outcomes(world_size)[layout]
+    found = outcomes(name, world_size)
     expected = reference()
     assert movement_error(found, expected) < MOVEMENT
     assert ratio_error(found, expected) < RATIO
@@ -134,13 +173,12 @@ def test_weights_and_ratios_are_those_of_one_process(
     assert min(found.grad_norms) > MAX_GRAD_NORM  # clipping was active
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("name", OTHER_SEMANTICS)
+@at_world_sizes(OTHER_SEMANTICS)
 def test_other_semantics_are_those_of_one_process_too(
     outcomes: Any, reference: Any, world_size: int, name: str
 ) -> None:
     lamb = tuple(OTHER_SEMANTICS[name].lamb.items())
-    found = outcomes(world_size)[name]
+    found = outcomes(name, world_size)
     # uncorrected moments make the first updates large: 1.3e-6 was measured for the variant
     tolerance = 3 * MOVEMENT if "variant" in OTHER_SEMANTICS[name].lamb else MOVEMENT
     assert movement_error(found, reference(lamb)) < tolerance
@@ -148,18 +186,16 @@ def test_other_semantics_are_those_of_one_process_too(
     assert movement_error(found, reference()) > 1e-2  # they are other semantics
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("name", NAIVE)
+@at_world_sizes(NAIVE)
 def test_one_ratio_a_shard_fails_the_same_comparison(
     outcomes: Any, reference: Any, world_size: int, name: str
 ) -> None:
-    error = movement_error(outcomes(world_size)[name], reference())
+    error = movement_error(outcomes(name, world_size), reference())
     # NaN where ZeRO 3 has padding: one norm over a shard takes in memory that nobody has set
     assert not error < 1e4 * MOVEMENT
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("name", HALF)
+@at_world_sizes(HALF, (1, 2))
 def test_half_precision_is_its_own_reference(
     outcomes: Any, reference: Any, world_size: int, name: str
 ) -> None:
@@ -171,7 +207,7 @@ def test_half_precision_is_its_own_reference(
     precision = HALF[name].precision
     tolerance = {"bf16": 2e-2, "fp16": 3e-3}[precision]
     expected = reference((), precision, world_size)
-    assert movement_error(outcomes(world_size)[name], expected) < tolerance
+    assert movement_error(outcomes(name, world_size), expected) < tolerance
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

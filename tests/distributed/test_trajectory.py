@@ -62,13 +62,12 @@ def test_with_dropout_the_same_layout_repeats_bit_for_bit(place: Path) -> None:
     ("before", "after"), [(2, 1), (1, 2), pytest.param(2, 4, marks=pytest.mark.long)]
 )
 def test_a_run_goes_on_at_another_world_size(place: Path, before: int, after: int) -> None:
-    undisturbed = train(place, f"elastic-{before}-{after}", before, NO_DROPOUT)
-    expected, expected_weights = losses(undisturbed), weights(undisturbed)
+    resumed = train(
+        place, f"elastic-{before}-{after}", before, [*NO_DROPOUT, "checkpoint.keep_last=9"]
+    )
+    expected, expected_weights = losses(resumed), weights(resumed)
     # Back to the middle of phase 1: what came after the checkpoint at update 4 is undone.
     kept = "00-phase1-step00000004"
-    resumed = train(
-        place, f"elastic-{before}-{after}-part", before, [*NO_DROPOUT, "checkpoint.keep_last=9"]
-    )
     for folder in (resumed / "checkpoints").glob("*-step*"):
         if folder.name != kept:
             shutil.rmtree(folder)

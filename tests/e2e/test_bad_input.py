@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import ROOT, deepspeed_pretrain, run
+from tests.support.commands import ROOT, deepspeed_pretrain, run, run_bert_ds
 from tests.support.datasets import make_dataset
 
 pytestmark = pytest.mark.slow
 
 
 def pretrain(recipe: Path, data: Path, output: Path, *more: str) -> tuple[int, str]:
-    done = run(
-        "bert-ds", "pretrain", "--recipe", recipe, "--data", data, "--output-dir", output, *more
+    done = run_bert_ds(
+        "pretrain", "--recipe", recipe, "--data", data, "--output-dir", output, *more
     )
     assert "Traceback" not in done.stderr
     return done.returncode, done.stderr
@@ -178,8 +178,8 @@ def test_plan_prints_the_batch_arithmetic() -> None:
 def test_a_dry_run_checks_everything_and_writes_nothing(
     tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    done = run(
-        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
+    done = run_bert_ds(
+        "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
         "--output-dir", tmp_path / "run", "--dry-run",
     )  # fmt: skip
     assert done.returncode == 0

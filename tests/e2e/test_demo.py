@@ -34,9 +34,7 @@ def demo(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_the_demo_makes_everything_and_does_nothing_twice(demo: dict[str, str]) -> None:
-    first = run("bash", ROOT / "launchers/demo.sh", env=demo)
-    assert first.returncode == 0, first.stderr
+def demo_is_whole(demo: dict[str, str], stdout: str) -> None:
     folder = Path(demo["RUN"])
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["world_size"] == 2
@@ -44,19 +42,21 @@ def test_the_demo_makes_everything_and_does_nothing_twice(demo: dict[str, str]) 
     assert summary["held_out"]["unigram_accuracy"] > 0.03
     assert (folder / "report.html").is_file()
     assert Path(summary["export"], "model.safetensors").is_file()
-    assert "held-out" in first.stdout.lower()
-    stamps = {p: p.stat().st_mtime_ns for p in Path(demo["DATA"]).rglob("*.tar")}
-    checkpoint = (folder / "checkpoints/latest").read_text()
-    second = run("bash", ROOT / "launchers/demo.sh", env=demo)
-    assert second.returncode == 0, second.stderr
-    assert "is complete, nothing to do" in second.stdout
-    assert "is up to date" in second.stdout
-    assert {p: p.stat().st_mtime_ns for p in Path(demo["DATA"]).rglob("*.tar")} == stamps
-    assert (folder / "checkpoints/latest").read_text() == checkpoint
+    assert "held-out" in stdout.lower()
 
 
-def test_an_interrupted_demo_saves_its_state_and_goes_on(demo: dict[str, str]) -> None:
-    metrics = Path(demo["RUN"]) / "metrics.jsonl"
+@pytest.mark.long  # the same as after an interruption
+def test_the_demo_makes_everything(demo: dict[str, str]) -> None:
+    done = run("bash", ROOT / "launchers/demo.sh", env=demo)
+    assert done.returncode == 0, done.stderr
+    demo_is_whole(demo, done.stdout)
+
+
+def test_an_interrupted_demo_goes_on_makes_everything_and_does_nothing_twice(
+    demo: dict[str, str],
+) -> None:
+    folder = Path(demo["RUN"])
+    metrics = folder / "metrics.jsonl"
     process = start("bash", ROOT / "launchers/demo.sh", env=demo)
     wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") >= 8, process)
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C goes to the whole foreground group
@@ -69,3 +69,12 @@ def test_an_interrupted_demo_saves_its_state_and_goes_on(demo: dict[str, str]) -
     assert again.returncode == 0, again.stderr
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["global_step"] for row in rows] == [*range(1, 21), *range(1, 7)]
+    demo_is_whole(demo, again.stdout)
+    stamps = {p: p.stat().st_mtime_ns for p in Path(demo["DATA"]).rglob("*.tar")}
+    checkpoint = (folder / "checkpoints/latest").read_text()
+    third = run("bash", ROOT / "launchers/demo.sh", env=demo)
+    assert third.returncode == 0, third.stderr
+    assert "is complete, nothing to do" in third.stdout
+    assert "is up to date" in third.stdout
+    assert {p: p.stat().st_mtime_ns for p in Path(demo["DATA"]).rglob("*.tar")} == stamps
+    assert (folder / "checkpoints/latest").read_text() == checkpoint

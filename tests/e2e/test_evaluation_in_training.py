@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import deepspeed_pretrain, run
+from tests.support.commands import run_bert_ds
 from tests.support.datasets import make_dataset
+from tests.support.ranks import run_on_ranks
 from tests.support.recipes import tiny_recipe, write_recipe
+from tests.support.runs import pretrain_in_rank
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +33,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SETTINGS = [
-    "--set", "evaluation.every_steps=2", "evaluation.micro_batch_size=4", "checkpoint.keep_last=1",
+    "evaluation.every_steps=2", "evaluation.micro_batch_size=4", "checkpoint.keep_last=1",
     "checkpoint.keep_best=true",
 ]  # fmt: skip
 
@@ -41,9 +43,8 @@ def test_every_rank_takes_part_at_every_stage_and_all_rows_count_once(
     place: Path, tmp_path: Path, stage: int
 ) -> None:
     output = tmp_path / "run"
-    command = deepspeed_pretrain(2, place / "recipe", place / "data", output)
-    done = run(*command, *SETTINGS, f"deepspeed.zero_optimization.stage={stage}")
-    assert done.returncode == 0, done.stderr
+    settings = [*SETTINGS, f"deepspeed.zero_optimization.stage={stage}"]
+    run_on_ranks(2, pretrain_in_rank, tmp_path, place / "recipe", place / "data", output, settings)
     found = rows_of(output)
     assert [(row["phase"], row["global_step"]) for row in found] == [
         ("phase1", 2), ("phase1", 4), ("phase1", 6), ("phase1", 8), ("phase2", 2), ("phase2", 4),
@@ -56,26 +57,26 @@ def test_every_rank_takes_part_at_every_stage_and_all_rows_count_once(
     named = (output / "checkpoints" / "best").read_text().strip()
     assert named == f"01-phase2-step{best['global_step']:08d}"
     assert (output / "checkpoints" / named / "manifest.json").exists()
-    assert "held-out mlm_loss" in done.stderr
 
 
 def test_a_target_ends_its_phase_and_the_same_command_finds_it_complete(
     place: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "run"
-    command = ["bert-ds", "pretrain", "--recipe", place / "recipe", "--data", place / "data"]
-    settings = [*SETTINGS, "phases.0.target_mlm_accuracy=0.0001"]
-    done = run(*command, "--output-dir", output, *settings)
+    command = ["pretrain", "--recipe", place / "recipe", "--data", place / "data"]
+    settings = ["--set", *SETTINGS, "phases.0.target_mlm_accuracy=0.0001"]
+    done = run_bert_ds(*command, "--output-dir", output, *settings)
     assert done.returncode == 0, done.stderr
     reached = next(row for row in rows_of(output) if row["mlm_accuracy"] >= 0.0001)
     assert reached["phase"] == "phase1"
     steps = [row["global_step"] for row in rows_of(output, "metrics.jsonl")]
     assert steps == [*range(1, reached["global_step"] + 1), 1, 2, 3, 4]
+    assert "held-out mlm_loss" in done.stderr
     assert "its target, a held-out MLM accuracy of 0.0001, is reached" in done.stderr
     summary = json.loads((output / "summary.json").read_text())
     assert summary["status"] == "complete"
     assert summary["phases"][0]["global_step"] == reached["global_step"]
-    again = run(*command, "--output-dir", output, *settings)
+    again = run_bert_ds(*command, "--output-dir", output, *settings)
     assert "is complete, nothing to do" in again.stdout
 
 
@@ -84,10 +85,10 @@ def test_resuming_repeats_evaluations_without_doubling_their_rows(
 ) -> None:
     output = tmp_path / "run"
     command = [
-        "bert-ds", "pretrain", "--recipe", place / "recipe", "--data", place / "data",
+        "pretrain", "--recipe", place / "recipe", "--data", place / "data",
         "--output-dir", output, "--set", "evaluation.every_steps=1", "checkpoint.keep_last=9",
     ]  # fmt: skip
-    assert run(*command).returncode == 0
+    assert run_bert_ds(*command).returncode == 0
     expected = without_times(rows_of(output))
     kept = "00-phase1-step00000006"
     for folder in (output / "checkpoints").glob("*-step*"):
@@ -95,7 +96,7 @@ def test_resuming_repeats_evaluations_without_doubling_their_rows(
             shutil.rmtree(folder)
     (output / "checkpoints" / "latest").write_text(kept)
     (output / "summary.json").unlink()
-    done = run(*command)
+    done = run_bert_ds(*command)
     assert done.returncode == 0, done.stderr
     assert without_times(rows_of(output)) == expected
 
@@ -108,8 +109,8 @@ def without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     "settings", ["checkpoint.keep_best=true", "phases.0.target_mlm_accuracy=0.7"]
 )
 def test_what_needs_evaluations_asks_for_them(place: Path, tmp_path: Path, settings: str) -> None:
-    done = run(
-        "bert-ds", "pretrain", "--recipe", place / "recipe", "--data", place / "data",
+    done = run_bert_ds(
+        "pretrain", "--recipe", place / "recipe", "--data", place / "data",
         "--output-dir", tmp_path / "run", "--set", settings,
     )  # fmt: skip
     assert done.returncode == 2

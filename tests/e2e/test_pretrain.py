@@ -14,7 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.commands import BIN, deepspeed_pretrain, kill, run, start, wait_until
+from tests.support.commands import (
+    BIN,
+    deepspeed_pretrain,
+    kill,
+    run,
+    run_bert_ds,
+    start,
+    wait_until,
+)
 from tests.support.datasets import make_dataset
 from tests.support.recipes import tiny_recipe, write_recipe
 from tests.support.run_folders import (
@@ -64,20 +72,21 @@ def test_the_run_folder_holds_what_others_read(finished_run: Path) -> None:
 
 
 def test_a_finished_run_is_not_done_again(
-    finished_run: Path, tiny_data: Path, tiny_recipe_folder: Path
+    own_run: Path, tiny_data: Path, tiny_recipe_folder: Path
 ) -> None:
-    before = (finished_run / "summary.json").read_bytes()
-    done = run(*deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, finished_run))
+    before = (own_run / "summary.json").read_bytes()
+    done = run(*deepspeed_pretrain(2, tiny_recipe_folder, tiny_data, own_run))
     assert done.returncode == 0
     assert "is complete, nothing to do" in done.stdout
-    assert (finished_run / "summary.json").read_bytes() == before
+    assert (own_run / "summary.json").read_bytes() == before
 
 
 @pytest.mark.parametrize(
     "moment",
     [
         "between the phases",
-        "in the middle of phase 2",
+        # as under `supervise`, and as with single segments, there with readers and a cache
+        pytest.param("in the middle of phase 2", marks=pytest.mark.long),
     ],
 )
 def test_a_killed_run_goes_on_to_the_same_result(
@@ -131,7 +140,13 @@ def test_one_process_without_a_launcher_is_stopped_with_the_code_for_try_again(
     assert "stopped on request in phase1" in stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.long),  # the command dies of either
+        signal.SIGKILL,
+    ],
+)
 def test_ranks_that_lose_the_deepspeed_command_save_their_state_and_end(
     number: signal.Signals,
     finished_run: Path,
@@ -161,13 +176,13 @@ def test_going_back_to_a_checkpoint_of_another_model_is_refused_and_nothing_is_w
 ) -> None:
     copy, other = tmp_path / "run", tmp_path / "other"
     shutil.copytree(finished_run, copy)
-    arguments = ["bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data]
+    arguments = ["pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data]
     wider = ["--set", "model.intermediate_size=64", "phases.0.total_steps=2"]
-    made = run(*arguments, "--output-dir", other, *wider, "phases.1.total_steps=1")
+    made = run_bert_ds(*arguments, "--output-dir", other, *wider, "phases.1.total_steps=1")
     assert made.returncode == 0, made.stderr
     before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file() and p.name != ".lock"}
     foreign = other / "checkpoints" / "00-phase1-step00000002"
-    done = run(*arguments, "--output-dir", copy, "--resume", foreign)
+    done = run_bert_ds(*arguments, "--output-dir", copy, "--resume", foreign)
     assert done.returncode == 1
     assert "intermediate.dense.weight has shape (64, 16), the model has (32, 16)" in done.stderr
     after = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file() and p.name != ".lock"}
@@ -205,8 +220,8 @@ def test_a_run_has_as_many_phases_as_its_recipe(
     ]
     write_recipe(tmp_path / "recipe", recipe)
     output = tmp_path / "run"
-    done = run(
-        "bert-ds", "pretrain", "--recipe", tmp_path / "recipe", "--data", tiny_data, "--output-dir",
+    done = run_bert_ds(
+        "pretrain", "--recipe", tmp_path / "recipe", "--data", tiny_data, "--output-dir",
         output,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -220,8 +235,8 @@ def test_moments_are_carried_into_the_next_phase_or_begin_anew(
 ) -> None:
     saved = {}
     for moments in ("carry", "reset"):
-        done = run(
-            "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
+        done = run_bert_ds(
+            "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
             "--output-dir", tmp_path / moments, "--set", "phases.0.total_steps=3",
             "phases.1.total_steps=1", f"phases.1.moments={moments}",
         )  # fmt: skip
@@ -242,15 +257,15 @@ def test_without_held_out_rows_the_run_says_so_and_completes(
 ) -> None:
     for length in (32, 64):
         make_dataset(tmp_path / "data" / f"seq{length}", sequence_length=length, num_valid=0)
-    done = run(
-        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tmp_path / "data",
+    done = run_bert_ds(
+        "pretrain", "--recipe", tiny_recipe_folder, "--data", tmp_path / "data",
         "--output-dir", tmp_path / "run", "--set", "phases.0.total_steps=1",
         "phases.1.total_steps=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "no held-out rows: there will be no held-out result" in done.stderr
     assert summary_of(tmp_path / "run")["held_out"] is None
-    evaluated = run("bert-ds", "evaluate", "--run", tmp_path / "run", "--data", tmp_path / "data")
+    evaluated = run_bert_ds("evaluate", "--run", tmp_path / "run", "--data", tmp_path / "data")
     assert evaluated.returncode == 1
     assert "--valid-fraction" in evaluated.stderr
 

@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.setup import build_model
-from tests.support.commands import deepspeed_pretrain, kill, run, start, wait_until
+from tests.support.commands import deepspeed_pretrain, kill, run, run_bert_ds, start, wait_until
 from tests.support.datasets import make_dataset
+from tests.support.ranks import run_on_ranks
+from tests.support.runs import pretrain_in_rank
 
 pytestmark = pytest.mark.slow
 
@@ -46,8 +48,7 @@ def test_a_run_trains_reports_no_nsp_and_is_the_same_with_processes_cache_and_a_
     data: Path, tiny_recipe_folder: Path, tmp_path: Path
 ) -> None:
     plain, other = tmp_path / "plain", tmp_path / "other"
-    done = run(*deepspeed_pretrain(2, tiny_recipe_folder, data, plain))
-    assert done.returncode == 0, done.stderr
+    run_on_ranks(2, pretrain_in_rank, tmp_path, tiny_recipe_folder, data, plain, [])
     settings = ["--set", "data.reader_processes=2", f"data.cache_dir={tmp_path / 'cache'}"]
     command = deepspeed_pretrain(2, tiny_recipe_folder, data, other, *settings)
     process = start(*command)
@@ -58,7 +59,7 @@ def test_a_run_trains_reports_no_nsp_and_is_the_same_with_processes_cache_and_a_
 
     expected, found = final_weights(plain), final_weights(other)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    config = RunFolder(plain).read_config()
+    config = RunFolder(other).read_config()
     assert config is not None
     initial = build_model(config, torch.device("cpu")).state_dict()
     moved = {name for name in expected if not torch.equal(expected[name], initial[name])}
@@ -78,12 +79,12 @@ def test_a_run_trains_reports_no_nsp_and_is_the_same_with_processes_cache_and_a_
 
     held_out = json.loads((plain / "summary.json").read_text())["held_out"]
     assert held_out["predictions"] > 0
-    evaluated = run("bert-ds", "evaluate", "--run", other, "--data", data)
+    evaluated = run_bert_ds("evaluate", "--run", other, "--data", data)
     assert evaluated.returncode == 0, evaluated.stderr
     again = json.loads(evaluated.stdout)
     assert (again.pop("nsp_accuracy"), held_out.pop("nsp_accuracy")) == (None, None)
     assert again == pytest.approx(held_out, rel=1e-6)
-    reported = run("bert-ds", "report", "--run", plain)
+    reported = run("bert-ds", "report", "--run", other)
     assert reported.returncode == 0, reported.stderr
     assert "MLM accuracy" in reported.stdout
     assert "NSP" not in reported.stdout
@@ -92,8 +93,8 @@ def test_a_run_trains_reports_no_nsp_and_is_the_same_with_processes_cache_and_a_
 def test_dynamic_masking_of_masked_rows_is_refused(
     tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
 ) -> None:
-    done = run(
-        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
+    done = run_bert_ds(
+        "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data,
         "--output-dir", tmp_path / "run", "--set", "dynamic_masking=token",
     )  # fmt: skip
     assert done.returncode == 2

@@ -13,7 +13,7 @@ from transformers import BertForPreTraining as HuggingFaceBert
 
 from bert_ds.data.collate import collate
 from bert_ds.trained import load_trained
-from tests.support.commands import run
+from tests.support.commands import run, run_bert_ds
 from tests.support.datasets import make_dataset, random_block
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 def test_evaluate_repeats_the_held_out_result_on_one_rank(
     finished_run: Path, tiny_data: Path
 ) -> None:
-    done = run("bert-ds", "evaluate", "--run", finished_run, "--data", tiny_data)
+    done = run_bert_ds("evaluate", "--run", finished_run, "--data", tiny_data)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     expected = json.loads((finished_run / "summary.json").read_text())["held_out"]
@@ -40,25 +40,23 @@ def test_evaluate_refuses_shards_of_another_vocabulary(finished_run: Path, tmp_p
     content = json.loads(manifest.read_text())
     content["vocabulary"]["sha256"] = hashlib.sha256(vocabulary.read_bytes()).hexdigest()
     manifest.write_text(json.dumps(content))
-    done = run("bert-ds", "evaluate", "--run", finished_run, "--data", tmp_path)
+    done = run_bert_ds("evaluate", "--run", finished_run, "--data", tmp_path)
     assert done.returncode == 1
     assert "give the data of the run's vocabulary" in done.stderr
 
 
-def test_the_export_gives_the_same_logits_in_transformers(
-    finished_run: Path, tmp_path: Path
-) -> None:
-    command = ["bert-ds", "export-hf", "--run", finished_run, "--output-dir", tmp_path / "hf"]
-    done = run(*command)
+def test_the_export_gives_the_same_logits_in_transformers(own_run: Path, tmp_path: Path) -> None:
+    command = ["export-hf", "--run", own_run, "--output-dir", tmp_path / "hf"]
+    done = run_bert_ds(*command)
     assert done.returncode == 0, done.stderr
-    assert "is up to date" in run(*command).stdout
+    assert "is up to date" in run_bert_ds(*command).stdout
     (tmp_path / "hf" / "model.safetensors").unlink()
-    assert "exported" in run(*command).stdout
+    assert "exported" in run_bert_ds(*command).stdout
     modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "hf").iterdir()}
     assert len(modes) == 1  # as readable as the umask lets files be, the weights too
-    assert json.loads((finished_run / "summary.json").read_text())["export"] == str(tmp_path / "hf")
+    assert json.loads((own_run / "summary.json").read_text())["export"] == str(tmp_path / "hf")
     theirs = HuggingFaceBert.from_pretrained(tmp_path / "hf").eval()
-    ours = load_trained(finished_run).model
+    ours = load_trained(own_run).model
     batch = collate(random_block(5, 64, 64, seed=11))
     with torch.no_grad():
         a = theirs(
@@ -78,7 +76,7 @@ def test_the_export_gives_the_same_logits_in_transformers(
 
 
 def test_fill_mask_prints_guesses_for_every_mask(finished_run: Path) -> None:
-    done = run("bert-ds", "fill-mask", "--run", finished_run, "w7 [MASK] w9 [MASK]", "--top-k", "2")
+    done = run_bert_ds("fill-mask", "--run", finished_run, "w7 [MASK] w9 [MASK]", "--top-k", "2")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines] == [
@@ -86,36 +84,36 @@ def test_fill_mask_prints_guesses_for_every_mask(finished_run: Path) -> None:
     ]  # fmt: skip
     probabilities = [float(line.split()[2]) for line in lines]
     assert probabilities[0] >= probabilities[1] > 0
-    none = run("bert-ds", "fill-mask", "--run", finished_run, "no place")
+    none = run_bert_ds("fill-mask", "--run", finished_run, "no place")
     assert none.returncode == 1
     assert "the text has no [MASK] to fill" in none.stderr
 
 
-def test_report_writes_the_page_and_prints_the_table(finished_run: Path) -> None:
-    done = run("bert-ds", "report", "--run", finished_run)
+def test_report_writes_the_page_and_prints_the_table(own_run: Path) -> None:
+    done = run("bert-ds", "report", "--run", own_run)
     assert done.returncode == 0, done.stderr
     assert "phase1" in done.stdout
-    page = (finished_run / "report.html").read_text()
+    page = (own_run / "report.html").read_text()
     for words in ("Learning rate", "sequences/s", "phase2", "MLM"):
         assert words.lower() in page.lower()
 
 
 def test_training_goes_on_from_an_export(
-    finished_run: Path, tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
+    own_run: Path, tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    done = run("bert-ds", "export-hf", "--run", finished_run, "--output-dir", tmp_path / "hf")
+    done = run_bert_ds("export-hf", "--run", own_run, "--output-dir", tmp_path / "hf")
     assert done.returncode == 0, done.stderr
     command = [
-        "bert-ds", "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data, "--output-dir",
+        "pretrain", "--recipe", tiny_recipe_folder, "--data", tiny_data, "--output-dir",
         tmp_path / "run", "--set", f"init_from={tmp_path / 'hf'}", "phases.0.total_steps=2",
         "phases.1.total_steps=1",
     ]  # fmt: skip
-    done = run(*command)
+    done = run_bert_ds(*command)
     assert done.returncode == 0, done.stderr
     assert f"weights of {tmp_path / 'hf'}" in done.stderr
     first, trained = (
         json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])
-        for folder in (tmp_path / "run", finished_run)
+        for folder in (tmp_path / "run", own_run)
     )
     # the same rows and dropout as in the first update of the run that was exported, other weights
     assert first["samples_seen"] == trained["samples_seen"]

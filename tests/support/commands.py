@@ -7,9 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import torch
+
+from bert_ds.cli import main
+from tests.support.forking import forking
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
@@ -40,6 +46,37 @@ def run(
         kill(process)
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def run_bert_ds(*arguments: str | Path, timeout_s: float = 180) -> subprocess.CompletedProcess[str]:
+    """Run `bert-ds` to its end in a process that has torch and DeepSpeed imported already.
+
+    For what one process does with its arguments. That the command itself starts is seen where `run`
+    does it.
+    """
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryDirectory() as folder:
+        process = forking().Process(target=_main_of_bert_ds, args=(words, folder, environment()))
+        process.start()
+        process.join(timeout_s)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(words, timeout_s)
+        assert process.exitcode is not None
+        stdout, stderr = ((Path(folder) / name).read_text() for name in ("stdout", "stderr"))
+        return subprocess.CompletedProcess(words, process.exitcode, stdout, stderr)
+
+
+def _main_of_bert_ds(words: list[str], folder: str, variables: dict[str, str]) -> None:
+    os.setsid()
+    os.chdir(ROOT)
+    os.environ.clear()
+    os.environ.update(variables)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(Path(folder) / name, os.O_WRONLY | os.O_CREAT), number)
+    torch.set_num_threads(1)  # OMP_NUM_THREADS is read when torch is imported
+    sys.exit(main(words))
 
 
 def start(*arguments: str | Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import queue
 import time
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as torch_dist
 
 from bert_ds.world import World
+from tests.support.forking import forking
 
 
 def run_on_ranks(
@@ -23,7 +23,7 @@ def run_on_ranks(
     """Call `function(world, *args)` on every rank and return the results by rank.
 
     Args:
-        world_size: processes to start (spawn, never fork).
+        world_size: processes to start, by the server of `forking`.
         function: a module-level function; its result must pickle.
         folder: an empty place for the rendezvous file.
         args: further arguments.
@@ -32,7 +32,7 @@ def run_on_ranks(
     Raises:
         AssertionError: a rank failed or did not end; the message holds its traceback.
     """
-    context = mp.get_context("spawn")
+    context = forking()
     results: Any = context.Queue()
     meeting_place = folder / f"rendezvous-{world_size}-{time.monotonic_ns()}"
     processes = [

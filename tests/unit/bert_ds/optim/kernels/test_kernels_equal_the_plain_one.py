@@ -57,11 +57,20 @@ def test_apex_refuses_what_it_would_compute_wrongly() -> None:
 
 
 def test_the_kernel_in_triton_under_its_interpreter() -> None:
-    """In a process of its own: Triton decides at import whether it interprets."""
+    """In a process of its own: Triton decides at import whether it interprets.
+
+    A block takes the interpreter milliseconds, so that there are four in the largest tensor; two of
+    them are added up at a time, for more than one turn.
+    """
     script = (
-        "import json; from tests.support.lamb_cases import *\n"
+        "import json\nfrom tests.support import lamb_cases\n"
+        "from tests.support.lamb_cases import *\n"
+        "from bert_ds.optim.kernels import triton_lamb\n"
         "from bert_ds.optim.kernels.plain import PlainKernel\n"
         "from bert_ds.optim.kernels.triton_lamb import TritonKernel\n"
+        "assert SIZES[-2:] == (70_000, 300_001) and triton_lamb.BLOCK == 4096\n"
+        "lamb_cases.SIZES = (*SIZES[:-2], 8_193, 13_000)\n"
+        "triton_lamb.PARTIALS = 2\n"
         "print(json.dumps({f'{case} {split}': compare(TritonKernel(), PlainKernel(),"
         " is_split=split, **CASES[case]) for case in CASES for split in (False, True)}\n"
         "| {'padding': padding_is_untouched(TritonKernel())}))"
