@@ -12,6 +12,7 @@ from tests.support.cluster import Cluster, why_not
 from tests.support.commands import deepspeed_pretrain, run
 from tests.support.datasets import make_dataset
 from tests.support.recipes import tiny_deepspeed, tiny_recipe, write_recipe
+from tests.support.shared import made_once
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,25 +29,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all hosts see, with `data` and `recipe`: two phases, no dropout, a batch that
-    divides over one, two and three ranks."""
-    folder = tmp_path_factory.mktemp("shared")
-    for length in (32, 64):
-        make_dataset(folder / "data" / f"seq{length}", sequence_length=length)
-    recipe = tiny_recipe(total_steps=(6, 4))
-    recipe["model"] |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    write_recipe(
-        folder / "recipe", recipe, tiny_deepspeed(12, 2) | {"zero_optimization": {"stage": 2}}
-    )
-    return folder
+    divides over one, two and three ranks. Each test writes its run beside them, under its own name."""
+
+    def make(folder: Path) -> None:
+        for length in (32, 64):
+            make_dataset(folder / "data" / f"seq{length}", sequence_length=length)
+        recipe = tiny_recipe(total_steps=(6, 4))
+        recipe["model"] |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        settings = tiny_deepspeed(12, 2) | {"zero_optimization": {"stage": 2}}
+        write_recipe(folder / "recipe", recipe, settings)
+
+    return made_once(tmp_path_factory, "of-the-cluster", make)
 
 
 @pytest.fixture(scope="session")
-def on_one_host(shared: Path) -> Path:
+def on_one_host(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run on this machine alone, on two ranks."""
-    output = shared / "on-one-host"
-    done = run(*deepspeed_pretrain(2, shared / "recipe", shared / "data", output))
-    assert done.returncode == 0, done.stderr
-    return output
+
+    def make(output: Path) -> None:
+        done = run(*deepspeed_pretrain(2, shared / "recipe", shared / "data", output))
+        assert done.returncode == 0, done.stderr
+
+    return made_once(tmp_path_factory, "on-one-host", make)
 
 
 @pytest.fixture
