@@ -161,6 +161,11 @@ def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("--facts", action="store_true", help=argparse.SUPPRESS)
     command.add_argument("--exchange", action="store_true", help=argparse.SUPPRESS)
     command.add_argument("--token", help=argparse.SUPPRESS)
+    # of pretrain, so that its arguments can be given as they are
+    command.add_argument("--resume", help=argparse.SUPPRESS)
+    command.add_argument("--override", nargs="+", help=argparse.SUPPRESS)
+    command.add_argument("--time-limit", help=argparse.SUPPRESS)
+    command.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

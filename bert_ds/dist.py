@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore  # torch.distributed's, with 
 from bert_ds.errors import BertDsError, LaunchError, PeerError
 from bert_ds.meeting import export_meeting_place
 from bert_ds.peers import current, set_current
-from bert_ds.rendezvous import choose_interface, meet, peers_of
+from bert_ds.rendezvous import MEETING_S, choose_interface, meet, peers_of
 from bert_ds.world import World
 
 T = TypeVar("T")
@@ -29,6 +29,7 @@ def init_process_group(
     device: torch.device,
     timeout_s: float = 1800.0,
     heartbeat_s: float = 30.0,
+    meeting_s: float = MEETING_S,
 ) -> None:
     """Bring the ranks together; afterwards collectives work.
 
@@ -38,6 +39,7 @@ def init_process_group(
         timeout_s: seconds that a collective waits for a missing rank before it fails.
         heartbeat_s: seconds of silence after which a rank counts as lost, which ends the others;
             0 for never.
+        meeting_s: seconds without a further rank after which the missing ones count as lost.
 
     Raises:
         LaunchError: nobody says where the ranks meet, or they cannot.
@@ -51,7 +53,10 @@ def init_process_group(
         torch_dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
         return
     export_meeting_place(world)
-    meeting = meet(world)
+    meeting = meet(world, meeting_s)
+    peers = peers_of(world, meeting)
+    set_current(peers)
+    peers.watch(heartbeat_s)  # from here on nobody waits for a rank that is gone
     choose_interface(world, meeting)
     try:
         torch_dist.init_process_group(
@@ -61,25 +66,23 @@ def init_process_group(
             world_size=world.world_size,
             timeout=timeout,
         )
-        peers = peers_of(world, meeting)
     except (RuntimeError, ValueError) as err:
         raise LaunchError(
             f"rank {world.rank} of {world.world_size} has met the others, and cannot exchange data "
             f"with them (interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of the host name')}): "
             f"{err}"
         ) from err
-    peers.watch(heartbeat_s)
-    set_current(peers)
 
 
 def shutdown() -> None:
     """Wait for all ranks and leave; without it DeepSpeed's processes can abort at exit."""
+    if torch_dist.is_initialized():
+        torch_dist.barrier()
     peers = current()
     if peers is not None:
         peers.close()
         set_current(None)
     if torch_dist.is_initialized():
-        torch_dist.barrier()
         torch_dist.destroy_process_group()
 
 

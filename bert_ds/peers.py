@@ -12,6 +12,7 @@ What is counted is time in which this process ran: one that was suspended blames
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -30,6 +31,7 @@ _TICK_S = 0.5
 _LONGEST_TICK_S = 2.0
 _FOR_THE_LAUNCHER_S = {False: 2.0, True: 5.0}
 """On one host, on several: a launcher ends other ranks in this time, and they need not speak."""
+_TO_WRITE_S = 5.0
 _IN_DOUBT_S = {False: 4.0, True: 10.0}
 """On one host, on several: a silence that is enough once a collective has failed."""
 
@@ -112,7 +114,7 @@ class Peers:
             self._threads.append(thread)
 
     def close(self) -> None:
-        """End of the watch; every rank calls it before the last barrier."""
+        """End of the watch, after the last barrier: no rank misses another any more."""
         self._is_over.set()
         for thread in self._threads:
             thread.join(timeout=5.0)
@@ -120,10 +122,7 @@ class Peers:
     def tell(self, message: str, exit_code: int) -> None:
         """Let the other ranks know that this one ends, and why. The first failure counts."""
         failure = Failure(self._world.rank, self._own_host, message, exit_code, True)
-        try:
-            self._store.compare_set("failure", "", json.dumps(asdict(failure)))
-        except RuntimeError:
-            return  # the store's host is gone: everybody sees that by themselves
+        self._write("failure", json.dumps(asdict(failure)))
         if self._world.is_main and self._is_wide:
             time.sleep(3 * _BEAT_S)  # the store may be in this process: the others read it still
 
@@ -131,9 +130,24 @@ class Peers:
         """After a collective has failed: give the judge time to find whose fault it is. It ends
         this process; where it finds nobody, this returns."""
         in_doubt_s = _IN_DOUBT_S[self._is_wide]
-        if self._patience_s:
-            self._patience_s = min(self._patience_s, in_doubt_s)
+        self._be_in_doubt()
+        self._write("doubt", str(self._world.rank))  # rank 0, which judges, may see no fault yet
         time.sleep(in_doubt_s + _FOR_THE_LAUNCHER_S[self._is_wide] + 3 * _BEAT_S)
+
+    def _be_in_doubt(self) -> None:
+        if self._patience_s:
+            self._patience_s = min(self._patience_s, _IN_DOUBT_S[self._is_wide])
+
+    def _write(self, key: str, value: str) -> None:
+        """Write a key that nobody has written; give up where the store does not answer."""
+
+        def write() -> None:
+            with contextlib.suppress(RuntimeError):  # its host is gone, as all will see
+                self._store.compare_set(key, "", value)
+
+        writer = threading.Thread(target=write, name="peers_write", daemon=True)
+        writer.start()
+        writer.join(timeout=_TO_WRITE_S)
 
     @staticmethod
     def is_broken_collective(err: Exception) -> bool:
@@ -154,6 +168,8 @@ class Peers:
             try:
                 give_sign(self._store, self._world.rank, number)
                 self._beats = self._store.multi_get(keys)
+                if self._store.check(["doubt"]):
+                    self._be_in_doubt()
                 if self._store.check(["failure"]):
                     self._failure = read_failure(self._store)
                     return  # whoever holds the store may go now
@@ -180,7 +196,7 @@ class Peers:
             verdict = self._verdict(silence, unanswered)
             if verdict is not None and not self._is_over.is_set():
                 if self._world.is_main:
-                    self._store.compare_set("failure", "", json.dumps(asdict(verdict)))
+                    self._write("failure", json.dumps(asdict(verdict)))
                 self._leave(verdict)
                 return
 
@@ -216,7 +232,8 @@ class Peers:
 
     def _leave(self, failure: Failure) -> None:
         """End this process; where no launcher does it first, with the message."""
-        self._is_over.wait(_FOR_THE_LAUNCHER_S[self._is_wide])
+        if self._is_over.wait(_FOR_THE_LAUNCHER_S[self._is_wide]):
+            return  # all have come to the end meanwhile, rank 0 first
         is_told_here = failure.is_told and failure.host == self._own_host
         speaks = self._world.is_main or (failure.rank == 0 and self._world.local_rank == 0)
         if speaks and not is_told_here:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import socket
+import sys
 import time
 from dataclasses import asdict, dataclass
 
@@ -26,10 +27,15 @@ from bert_ds.meeting import address_seen_by
 from bert_ds.peers import Failure, Peers, give_sign, read_failure
 from bert_ds.world import World
 
-MEETING_S = 300.0
-"""Seconds that a rank waits for all others to come. Large clusters read Python from slow disks."""
+MEETING_S = 60.0
+"""Seconds without a further rank after which those that are missing count as lost."""
+_FOR_RANK_0_S = 5
+"""Rank 0 keeps the store: the others wait for it this many times as long."""
 _TELL_EVERY_S = 30.0
 _TO_TELL_S = 5.0
+
+_store: Store | None = None
+"""Of this process, once it has one: on rank 0 it can be opened but once."""
 
 log = logging.getLogger(__name__)
 
@@ -57,15 +63,20 @@ class Meeting:
 def meet(world: World, timeout_s: float = MEETING_S) -> Meeting:
     """Wait until all ranks have come to MASTER_ADDR:MASTER_PORT.
 
+    Args:
+        world: this rank.
+        timeout_s: how long nobody may come.
+
     Raises:
-        LaunchError: they have not come in time; names those that are missing.
+        LaunchError: they have not come; names those that are missing. Or another run is there.
         PeerError: one of them has failed meanwhile, and says why.
     """
+    _refuse_restarts_on_several_hosts(world)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        store = open_store(world.is_main, timeout_s)
-        own = {"host": socket.gethostname(), "address": _own_address()}
-        store.set(f"at/{world.rank}", json.dumps(own))
+        wait_s = timeout_s if world.is_main else _FOR_RANK_0_S * timeout_s
+        store = _keep(open_store(world.is_main, wait_s))
+        _take_place(world, store)
         give_sign(store, world.rank, 0)
         store.add("here", 1)
         _wait_for_all(world, store, timeout_s)
@@ -73,9 +84,63 @@ def meet(world: World, timeout_s: float = MEETING_S) -> Meeting:
         found = [json.loads(entry) for entry in store.multi_get(keys)]
     except (RuntimeError, ValueError, OSError) as err:
         raise LaunchError(
-            f"rank {world.rank} of {world.world_size} could not meet the others at {place}: {err}"
+            f"rank {world.rank} of {world.world_size} could not meet the others at {place}: "
+            f"{str(err).splitlines()[0]}"
         ) from err
-    return Meeting(store, [at["host"] for at in found], [at["address"] for at in found])
+    addresses = [at["address"] for at in found]
+    return Meeting(store, _names_of_hosts([at["host"] for at in found], addresses), addresses)
+
+
+def _keep(store: Store) -> Store:
+    global _store
+    _store = store
+    return store
+
+
+def _take_place(world: World, store: Store) -> None:
+    """Write down where this rank is, unless a rank of another run has come here before it."""
+    owner = store.compare_set("owner", "", run_identity(world)).decode()
+    own = {"host": socket.gethostname(), "address": _own_address(), "process": os.getpid()}
+    value = json.dumps(own)
+    is_free = owner == run_identity(world)
+    if not is_free or store.compare_set(f"at/{world.rank}", "", value).decode() != value:
+        raise LaunchError(
+            f"rank {world.rank} of {world.world_size}: another run is at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} ({owner}); wait until it has "
+            "ended, or give this one another port (deepspeed --master_port, MASTER_PORT)"
+        )
+
+
+def run_identity(world: World) -> str:
+    """What tells the ranks of one run from those of another one, for people, too."""
+    words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
+    folder = ""
+    for flag in ("--output-dir", "--run"):
+        if flag in words[:-1]:
+            folder = words[words.index(flag) + 1]
+    command = words[0] if words else ""
+    return f"{command} {folder}, {world.world_size} ranks"
+
+
+def _refuse_restarts_on_several_hosts(world: World) -> None:
+    """torchrun's agents count restarts each for itself, and keep what an earlier start has said."""
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0" and world.local_world_size < world.world_size:
+        raise LaunchError(
+            f"torchrun --max_restarts {restarts} cannot start ranks on several hosts again; leave "
+            "it out and start torchrun by 'bert-ds supervise --max-restarts' on every host"
+        )
+
+
+def _names_of_hosts(names: list[str], addresses: list[str]) -> list[str]:
+    """Names that tell hosts apart, also where several have the same one."""
+    places: dict[str, set[str]] = {}
+    for name, address in zip(names, addresses, strict=True):
+        places.setdefault(name, set()).add(address)
+    return [
+        f"{name} ({address})" if len(places[name]) > 1 else name
+        for name, address in zip(names, addresses, strict=True)
+    ]
 
 
 def open_store(is_server: bool, timeout_s: float) -> Store:
@@ -103,7 +168,10 @@ def tell_before_meeting(world: World, message: str, exit_code: int) -> None:
     if world.local_world_size == world.world_size or "MASTER_ADDR" not in os.environ:
         return
     try:
-        store = open_store(world.is_main, _TO_TELL_S)
+        store = _store or open_store(world.is_main, _TO_TELL_S)
+        owner = store.compare_set("owner", "", run_identity(world)).decode()
+        if owner != run_identity(world) or store.add("here", 0) >= world.world_size:
+            return  # those who are there are another run, or have met without this rank
         failure = Failure(world.rank, socket.gethostname(), message, exit_code, True)
         store.compare_set("failure", "", json.dumps(asdict(failure)))
     except (RuntimeError, ValueError):
@@ -134,16 +202,22 @@ def choose_interface(world: World, meeting: Meeting) -> None:
 
 
 def _wait_for_all(world: World, store: Store, timeout_s: float) -> None:
-    begun = told = time.monotonic()
-    while store.add("here", 0) < world.world_size:
+    came = told = time.monotonic()
+    num_here = 0
+    while num_here < world.world_size:
         if store.check(["failure"]):
             failure = read_failure(store)
             raise PeerError(
                 failure.rank, f"{failure.message} (on {failure.host})", failure.exit_code
             )
-        now = time.monotonic()
-        if now - begun > timeout_s:
-            raise LaunchError(f"{_who_is_missing(world, store)} after {timeout_s:.0f} s")
+        now, before = time.monotonic(), num_here
+        num_here = store.add("here", 0)
+        came = now if num_here > before else came
+        if now - came > timeout_s:
+            raise LaunchError(
+                f"{_who_is_missing(world, store)}; nobody has come for {timeout_s:.0f} s "
+                "(meeting_s)"
+            )
         if world.is_main and now - told > _TELL_EVERY_S:
             told = now
             log.warning("%s", _who_is_missing(world, store))

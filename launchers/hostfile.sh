@@ -37,6 +37,6 @@ fi
 export PDSH_SSH_ARGS_APPEND="-o ServerAliveInterval=5 -o ServerAliveCountMax=4 ${PDSH_SSH_ARGS_APPEND:-}"
 
 if [[ "${DOCTOR:-1}" != 0 ]]; then
-  "$python" -m bert_ds doctor --hostfile "$HOSTFILE" --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN"
+  "$python" -m bert_ds doctor --hostfile "$HOSTFILE" --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@"
 fi
 exec "${command[@]}"

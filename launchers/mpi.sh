@@ -27,7 +27,7 @@ if [[ -n "${DRY_RUN:-}" ]]; then
   echo
 else
   if [[ -n "${HOSTS:-}" && "${DOCTOR:-1}" != 0 ]]; then
-    "${launch[@]}" doctor "${places[@]}"
+    "${launch[@]}" doctor "${places[@]}" "$@"
   fi
   exec "${command[@]}"
 fi

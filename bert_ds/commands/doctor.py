@@ -131,18 +131,24 @@ def _of_ranks(wanted: Wanted, world: World) -> list[Finding]:
     for entry in gathered:
         assert entry is not None
         of_rank = facts_from(entry)
-        facts.setdefault(of_rank.host, of_rank)
-        slots[of_rank.host] = slots.get(of_rank.host, 0) + 1
+        at = f"{of_rank.host} {of_rank.addresses}"  # hosts may have the same name
+        facts.setdefault(at, of_rank)
+        slots[at] = slots.get(at, 0) + 1
     first = next(iter(facts.values())).clock
-    offsets = {host: entry.clock - first for host, entry in facts.items()}
-    findings = judge(list(facts.values()), slots, offsets, wanted.config)
+    named = {at: entry.host for at, entry in facts.items()}
+    if len(set(named.values())) < len(named):
+        named = {at: f"{entry.host} ({entry.addresses[0][1]})" for at, entry in facts.items()}
+    hosts = [replace(entry, host=named[at]) for at, entry in facts.items()]
+    offsets = {named[at]: entry.clock - first for at, entry in facts.items()}
+    slots = {named[at]: number for at, number in slots.items()}
+    findings = judge(hosts, slots, offsets, wanted.config)
     return [*findings, exchange.as_finding()]
 
 
 def _exchange(world: World) -> None:
     """One rank of the exchange between the hosts of a hostfile."""
     device = select_device(world)
-    init_process_group(world, device)
+    init_process_group(world, device, over_ssh.EXCHANGE_S, meeting_s=over_ssh.EXCHANGE_S / 5)
     measured = measure(world, device)
     shutdown()
     over_ssh.print_answer(vars(measured))

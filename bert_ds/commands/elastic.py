@@ -25,8 +25,11 @@ def on_hosts_left(command: list[str], output_dir: Path) -> list[str]:
     """
     given = Path(value_of(command, "--hostfile") or "")
     slots = read_hostfile(given)
-    lost = unreachable_hosts(list(slots))
+    lost = unreachable_hosts(list(slots), value_of(command, "--ssh_port"))
     if not lost:
+        return command
+    if len(lost) == len(slots):
+        sys.stderr.write("bert-ds supervise: no host answers ssh; trying all of them again\n")
         return command
     left = {host: number for host, number in slots.items() if host not in lost}
     config = _config_of(command)
@@ -38,12 +41,17 @@ def on_hosts_left(command: list[str], output_dir: Path) -> list[str]:
             f"hosts are lost ({named}), and train_batch_size divides over no number of the others "
             f"of {given}: replace the hosts, or choose a smaller micro batch"
         )
+    output_dir.mkdir(parents=True, exist_ok=True)
     path = output_dir / "hosts"
     path.write_text("".join(f"{host} slots={number}\n" for host, number in left.items()))
     sys.stderr.write(
         f"bert-ds supervise: lost hosts ({named}); going on with {', '.join(left)} ({path})\n"
     )
     sys.stderr.flush()
+    if len(left) == 1 and "--force_multi" not in command:
+        # deepspeed starts ranks of a single host on this one, whatever its name
+        place = command.index("deepspeed") + 1 if "deepspeed" in command else 1
+        command = [*command[:place], "--force_multi", *command[place:]]
     first = next(iter(slots))
     replaced = _with_value(command, "--hostfile", str(path))
     if first in lost and value_of(command, "--master_addr") is not None:

@@ -94,13 +94,14 @@ def _prepare(
         check_precision(phase)
     check_execution(config.execution, device)
     prepare_process(config.execution)
-    init_process_group(world, device, heartbeat_s=config.heartbeat_s)
+    init_process_group(world, device, heartbeat_s=config.heartbeat_s, meeting_s=config.meeting_s)
     comm = Communicator(world, device)
     folder = RunFolder(arguments.output_dir)
 
     def claim() -> None:
         if world.is_main:
             folder.claim()
+            folder.stop_file.unlink(missing_ok=True)
             folder.check_belongs_to(
                 config, arguments.resume == "never", "settings" in arguments.override
             )
@@ -109,7 +110,8 @@ def _prepare(
     data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
     if world.is_main:
         _announce(config, world, device)
-    stop = StopFlag(launcher_processes() if world.launcher == "torch" else (), deadline)
+    launchers = launcher_processes() if world.launcher == "torch" else ()
+    stop = StopFlag(launchers, deadline, folder.stop_file if world.is_main else None)
     watchdog = Watchdog(world.rank, config.watchdog_s, _end_with_all)
     return Run(
         config,

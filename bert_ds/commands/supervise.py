@@ -45,10 +45,12 @@ class _Supervisor:
         listens: whether what the command writes to stderr passes through here. Launchers of several
             hosts go on talking after the rank that failed: its words are to be the last.
         last_error: the last error that a rank has written.
+        stop_file: asks ranks on other hosts to stop, where no signal reaches them.
         asked_to_stop: whether somebody has asked this process to stop.
     """
 
     listens: bool
+    stop_file: Path
     last_error: str = ""
     process: subprocess.Popen[str] | None = None
     asked_to_stop: bool = False
@@ -62,12 +64,21 @@ class _Supervisor:
         )
         listener = threading.Thread(target=self._listen, name="listener", daemon=True)
         listener.start()
-        code = self.process.wait()
+        code = self._wait()
         listener.join(timeout=_SECONDS_TO_HEAR)
         if self.asked_to_stop:  # a launcher may be gone while its ranks save
             _wait_for_group(self.process.pid, _SECONDS_TO_SAVE)
         _end_group(self.process.pid)
         return code
+
+    def _wait(self) -> int:
+        assert self.process is not None
+        while True:
+            try:
+                return self.process.wait(timeout=_SECONDS_TO_HEAR)
+            except subprocess.TimeoutExpired:
+                if self.asked_to_stop and self.listens:
+                    ask_by_file(self.stop_file)  # a run that begins removes it
 
     def _listen(self) -> None:
         assert self.process is not None
@@ -80,8 +91,10 @@ class _Supervisor:
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """A signal handler. Ranks take SIGUSR1 as the request; launchers that know SIGTERM would
         kill their ranks half a minute later, whether they have saved or not."""
-        self.asked_to_stop = True
-        if self.process is not None:
+        was_asked, self.asked_to_stop = self.asked_to_stop, True
+        if self.listens and not was_asked:
+            ask_by_file(self.stop_file)
+        elif self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGUSR1)
 
@@ -98,7 +111,8 @@ def run(arguments: argparse.Namespace) -> None:
     command = words[1:] if words[:1] == ["--"] else words
     output_dir = Path(value_of(command, "--output-dir") or "")
     _check(arguments, command)
-    supervisor = _Supervisor(listens=value_of(command, "--hostfile") is not None)
+    on_hosts = value_of(command, "--hostfile") is not None
+    supervisor = _Supervisor(on_hosts, output_dir / "stop")
     failures, begun, present = 0, time.monotonic(), command
     for number in _ASKING:
         signal.signal(number, supervisor.ask_to_stop)
@@ -181,9 +195,21 @@ def _with_the_time_left(command: list[str], used_s: float) -> list[str]:
 
 def _wait_for_run_folder(output_dir: Path, seconds: float) -> None:
     """Wait until no run holds the folder any more; ranks may be on other hosts."""
-    deadline = time.monotonic() + seconds
-    while _is_held(output_dir / ".lock") and time.monotonic() < deadline:
-        time.sleep(0.2)
+    for at_most_s in (seconds, _SECONDS_TO_SAVE):
+        deadline = time.monotonic() + at_most_s
+        while _is_held(output_dir / ".lock"):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        else:
+            return
+        ask_by_file(output_dir / "stop")  # its launcher is gone, and the run goes on without it
+
+
+def ask_by_file(path: Path) -> None:
+    """Ask the ranks of a run to save and end, wherever they are."""
+    with contextlib.suppress(OSError):  # no folder: no run
+        path.touch()
 
 
 def _is_held(lock: Path) -> bool:

@@ -155,6 +155,9 @@ class RunConfig(FrozenConfig):
     """Seconds without progress (a step, an evaluation's batch, a checkpoint) after which a rank
     says where it stands and ends, so that a run never hangs; with 0 only torch's own limit on
     collectives does so, half an hour."""
+    meeting_s: float = Field(default=60.0, gt=0.0)
+    """Seconds at the start in which no further rank comes, after which the missing ones are named
+    and those that are there end. For hosts that start at very different times."""
     heartbeat_s: float = Field(default=30.0, ge=0.0)
     """Seconds without a sign of life from a rank after which the others end and name it: its
     process was killed, its host or the network to it is down; 0 for never."""

@@ -66,7 +66,7 @@ class HostFacts:
         lamb: the kernel that LAMB would use, and why.
         apex: `NVIDIA apex`, `another package of that name` or `missing`.
         compiler: the C compiler's path, or empty.
-        addresses: (interface, address) of its IPv4 networks but the loopback.
+        addresses: (interface, address) but the loopback's and link-local ones; IPv4 first.
         interface: GLOO_SOCKET_IFNAME, empty where it is not set.
         free_port: a TCP port that nobody listens on.
         clock: seconds since 1970 by its clock when it was asked last.
@@ -173,12 +173,14 @@ def _apex() -> str:
 
 
 def _addresses() -> list[tuple[str, str]]:
-    return [
-        (name, entry.address)
+    found = [
+        (entry.family, name, entry.address)
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
-        if entry.family == socket.AF_INET and not entry.address.startswith("127.")
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+        and not entry.address.startswith(("127.", "::1", "fe80"))
     ]
+    return [(name, address) for _, name, address in sorted(found, key=lambda entry: entry[0])]
 
 
 def _free_in(path: str) -> int:

@@ -51,22 +51,22 @@ def read_hostfile(path: Path) -> dict[str, int]:
     return slots
 
 
-def ssh_command(host: str, remote: str) -> list[str]:
+def ssh_command(host: str, remote: str, port: str | None = None) -> list[str]:
     """An ssh command that asks nothing, with the options that pdsh is given, too."""
     return [
         "ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}",
         "-o", "ServerAliveInterval=5", *shlex.split(os.environ.get("PDSH_SSH_ARGS_APPEND", "")),
-        host, remote,
+        *(["-p", port] if port else []), host, remote,
     ]  # fmt: skip
 
 
-def unreachable_hosts(hosts: Sequence[str]) -> dict[str, str]:
-    """Hosts that do not answer ssh, and why."""
+def unreachable_hosts(hosts: Sequence[str], port: str | None = None) -> dict[str, str]:
+    """Hosts that do not answer ssh (at a port that is not ssh's own), and why."""
 
     def knock(host: str) -> str | None:
         try:
             done = subprocess.run(
-                ssh_command(host, "true"), stdin=subprocess.DEVNULL, capture_output=True,
+                ssh_command(host, "true", port), stdin=subprocess.DEVNULL, capture_output=True,
                 text=True, timeout=3 * CONNECT_S,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as err:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bert_ds import __version__
 from bert_ds.doctor.exchange import Exchange
 from bert_ds.doctor.facts import HostFacts, facts_from
 from bert_ds.doctor.findings import Finding
@@ -23,6 +24,8 @@ from bert_ds.doctor.hostfile import AT_ONCE, ssh_command
 T = TypeVar("T")
 
 _ANSWER_S = 120.0
+EXCHANGE_S = 90.0
+"""A rank of the exchange ends by itself before nobody listens to it any more."""
 _SSH_FAILED = 255
 _MARK = "bert_ds doctor: "
 """Begins the line with the answer: a login shell may print lines of its own."""
@@ -80,7 +83,16 @@ def survey(hosts: Sequence[str], arguments: Sequence[str]) -> Survey:
         if answer.values is None:
             findings.append(_no_answer(host, answer))
             continue
-        told = facts_from(answer.values)
+        try:
+            told = facts_from(answer.values)
+        except (KeyError, TypeError):
+            versions = dict(answer.values.get("versions") or {})
+            message = (
+                f"bert_ds {versions.get('bert_ds', '?')} on {host} is not the one of this host"
+            )
+            way_out = "install the same version on every host, or one environment that all share"
+            findings.append(Finding("error", "versions", f"{message} ({__version__})", way_out))
+            continue
         facts.append(replace(told, host=host))
         clocks[host] = told.clock - answer.answered_at
         itself = (told.host, str(told.addresses))
@@ -105,7 +117,8 @@ def exchange_between(facts: Sequence[HostFacts]) -> list[Finding]:
                "LOCAL_WORLD_SIZE": 1}  # fmt: skip
         return ask(host, ["--exchange"], {**place, **{k: str(v) for k, v in own.items()}})
 
-    answers = _on_all([entry.host for entry in facts], take_part)
+    # all at once: each waits for all others
+    answers = _on_all([entry.host for entry in facts], take_part, at_once=len(facts))
     found = answers[facts[0].host].values
     if found is not None and all(answer.values is not None for answer in answers.values()):
         return [Exchange(**found).as_finding()]
@@ -136,8 +149,9 @@ def ask(host: str, arguments: Sequence[str], variables: Mapping[str, str] | None
         return Answer(None, str(err), isinstance(err, subprocess.TimeoutExpired), asked_at, 0.0)
     answered_at = time.time()
     for line in done.stdout.splitlines():
-        if line.startswith(_MARK):
-            values = json.loads(line.removeprefix(_MARK))
+        _, mark, sent = line.partition(_MARK)
+        if mark:
+            values = json.loads(sent)
             return Answer(values, "", True, asked_at, answered_at)
     said = [line for line in done.stderr.splitlines() if line.strip()]
     complaint = said[-1].strip() if said else f"nothing, exit code {done.returncode}"
@@ -158,6 +172,8 @@ def _no_answer(host: str, answer: Answer) -> Finding:
     return Finding("error", "host", f"bert_ds does not work on {host}: {answer.complaint}", way_out)
 
 
-def _on_all(hosts: Sequence[str], action: Callable[[str], T]) -> dict[str, T]:
-    with ThreadPoolExecutor(min(AT_ONCE, max(len(hosts), 1))) as pool:
+def _on_all(
+    hosts: Sequence[str], action: Callable[[str], T], at_once: int = AT_ONCE
+) -> dict[str, T]:
+    with ThreadPoolExecutor(min(at_once, max(len(hosts), 1))) as pool:
         return dict(zip(hosts, pool.map(action, hosts), strict=True))

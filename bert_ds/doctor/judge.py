@@ -47,7 +47,7 @@ def judge(
         *_clocks(clock_offsets),
         *_folders(hosts, config),
         *_datasets(hosts),
-        *_limits(hosts),
+        *_limits(hosts, sum(slots.values())),
     ]
 
 
@@ -251,11 +251,14 @@ def _datasets(hosts: Sequence[HostFacts]) -> list[Finding]:
     return findings
 
 
-def _limits(hosts: Sequence[HostFacts]) -> list[Finding]:
+def _limits(hosts: Sequence[HostFacts], num_ranks: int) -> list[Finding]:
     findings = []
-    few = {h.host: h.open_files for h in hosts if 0 <= h.open_files < _OPEN_FILES}
+    # each rank has a socket to every other one in each of three process groups
+    needed = max(_OPEN_FILES, 4 * num_ranks)
+    few = {h.host: h.open_files for h in hosts if 0 <= h.open_files < needed}
     if few:
         told = ", ".join(f"{host} allows {limit} open files" for host, limit in few.items())
+        told += f", {needed} may be needed"
         way_out = "ulimit -n 65536 (sockets to all ranks, shards, logs)"
         findings.append(Finding("warning", "open files", told, way_out))
     small = {h.host: h.shared_memory_bytes for h in hosts if h.shared_memory_bytes < _SHARED_MEMORY}

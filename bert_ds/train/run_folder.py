@@ -4,6 +4,7 @@ config.json     the resolved settings and how the run was started
 vocab.txt       the vocabulary (vocab.json: its settings), so that the model can be used alone
 metrics.jsonl   one row an update        tensorboard/   the same as scalars
 evaluations.jsonl   one row an evaluation during training
+stop            made by whoever wants the run to save its state and end; a new start removes it
 checkpoints/    see `bert_ds.checkpoint`
 summary.json    what has come out so far
 """
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 # What may differ between two starts of one run: it changes speed, memory or reports alone.
 _FREE_KEYS = {
     "checkpoint", "data", "divergence", "evaluation", "execution", "heartbeat_s", "logging",
-    "watchdog_s",
+    "meeting_s", "watchdog_s",
 }  # fmt: skip
 _FREE_DEEPSPEED_KEYS = {
     "activation_checkpointing", "aio", "comms_logger", "csv_monitor", "dump_state",
@@ -75,6 +76,11 @@ class RunFolder:
     def summary(self) -> Path:
         """File with the results so far."""
         return self.path / "summary.json"
+
+    @property
+    def stop_file(self) -> Path:
+        """Whoever makes this file asks the run to save its state and end."""
+        return self.path / "stop"
 
     def claim(self) -> None:
         """Make the folder and hold it until this process ends.

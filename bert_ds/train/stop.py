@@ -5,6 +5,8 @@ A signal sets a flag on the rank that got it; the loop asks for the flag of any 
 that it sums before every update, so that all ranks stop at the same one. A second Ctrl-C ends at
 once. (Launchers send SIGTERM after the terminal's SIGINT: that is no second Ctrl-C.)
 
+So does a file `stop` in the run folder: signals do not reach the ranks on other hosts.
+
 The deepspeed command dies of a SIGTERM or SIGUSR1 that is sent to it alone, and leaves its ranks
 running. So a launched rank whose launcher is gone takes that as the request.
 """
@@ -20,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_SECONDS_BETWEEN_LOOKS = 1.0
 _DEEPSPEED_NODE_LAUNCHER = "deepspeed.launcher.launch"
 
 
@@ -27,12 +30,17 @@ class StopFlag:
     """Remembers that a stop was asked for; a context manager that holds the signal handlers."""
 
     def __init__(
-        self, watched: Sequence[tuple[int, int]] = (), deadline: float | None = None
+        self,
+        watched: Sequence[tuple[int, int]] = (),
+        deadline: float | None = None,
+        file: Path | None = None,
     ) -> None:
         """Args: (process, its parent) that must stay so, as `launcher_processes` gives them; the
-        `time.monotonic()` at which time is up.
+        `time.monotonic()` at which time is up; a file whose appearance asks for a stop.
         """
         self._deadline = deadline
+        self._file = file
+        self._looked_at = 0.0
         self.signal_name: str | None = None
         self._watched = tuple(watched)
         self._num_interrupts = 0
@@ -45,9 +53,19 @@ class StopFlag:
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self.signal_name = "end of its time"
                 return True
+            if self._is_asked_by_file():
+                self.signal_name = f"{self._file}"
+                return True
             is_orphan = any(parent_of(process) != parent for process, parent in self._watched)
             self.signal_name = "loss of its launcher" if is_orphan else None
         return self.signal_name is not None
+
+    def _is_asked_by_file(self) -> bool:
+        now = time.monotonic()
+        if self._file is None or now - self._looked_at < _SECONDS_BETWEEN_LOOKS:
+            return False
+        self._looked_at = now
+        return self._file.exists()
 
     def __enter__(self) -> StopFlag:
         self._former = {number: signal.signal(number, self._handle) for number in _SIGNALS}

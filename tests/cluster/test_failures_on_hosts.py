@@ -13,10 +13,26 @@ import pytest
 
 from tests.cluster.test_launchers_on_hosts import assert_equal_to_one_host, places, wait_for
 from tests.support.cluster import Cluster, Host
-from tests.support.run_folders import num_rows
+from tests.support.run_folders import num_rows, summary_of
 
 LONG = ("phases.0.total_steps=100000", "checkpoint.every_steps=1000")
 """Settings of a run that does not end by itself."""
+
+DIES_AFTER_THE_MEETING = """
+import os
+if os.environ.get("RANK") == "1":
+    import threading, time, sys
+    def wait():
+        while "bert_ds.rendezvous" not in sys.modules:
+            time.sleep(0.01)
+        from bert_ds import rendezvous
+        rendezvous.choose_interface = lambda *_: os.kill(os.getpid(), 9)
+        while "bert_ds.dist" not in sys.modules:
+            time.sleep(0.001)
+        from bert_ds import dist
+        dist.choose_interface = rendezvous.choose_interface
+    threading.Thread(target=wait, daemon=True).start()
+"""
 
 MakeCluster = Callable[[int], Cluster]
 
@@ -117,6 +133,52 @@ def test_a_rank_that_is_stopped_is_named(make_cluster: MakeCluster, shared: Path
     last = told_at_the_end(process, 60)
     assert "rank 1 on node2" in last
     assert "has not been heard of for" in last
+
+
+def test_a_stop_reaches_the_ranks_on_all_hosts(make_cluster: MakeCluster, shared: Path) -> None:
+    cluster = make_cluster(2)
+    process = start(cluster, shared, "stopped")
+    (supervisor,) = cluster.processes(cluster.hosts[0], "supervise")
+    os.kill(supervisor, signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr
+    assert "stopped on request" in stderr
+    assert summary_of(shared / "stopped")["status"] == "interrupted"
+    wait_until_nothing_trains(cluster, 10)
+
+
+def test_a_second_run_on_the_same_port_ends_and_leaves_the_first_alone(
+    make_cluster: MakeCluster, shared: Path
+) -> None:
+    cluster = make_cluster(2)
+    process = start(cluster, shared, "first")
+    variables = {
+        **places(shared, "second"), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"
+    }  # fmt: skip
+    second = cluster.start(cluster.hosts[0], "bash", "launchers/hostfile.sh", env=variables)
+    _, stderr = second.communicate(timeout=90)
+    assert second.returncode not in (0, 75), stderr
+    assert "rank 1 of 2: another run is at" in stderr
+    before = num_rows(shared / "first")
+    wait_for(lambda: num_rows(shared / "first") > before + 3, 30)
+    assert process.poll() is None
+
+
+def test_a_rank_that_dies_while_the_groups_are_made_is_named(
+    make_cluster: MakeCluster, shared: Path
+) -> None:
+    """It has met the others: nobody waits for gloo's half an hour."""
+    cluster = make_cluster(2)
+    variables = {
+        **places(shared, "half-met"), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"
+    }  # fmt: skip
+    hook = cluster.folder / "sitecustomize.py"
+    hook.write_text(DIES_AFTER_THE_MEETING)
+    variables["PYTHONPATH"] = str(cluster.folder)
+    process = cluster.start(cluster.hosts[0], "bash", "launchers/hostfile.sh", env=variables)
+    last = told_at_the_end(process, 90)
+    assert "rank 1 on node2" in last
+    wait_until_nothing_trains(cluster, 10)
 
 
 def test_a_host_that_cannot_be_reached_is_named_before_anything_starts(

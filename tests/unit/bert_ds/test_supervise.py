@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bert_ds.commands.supervise import _value_of, _with_the_time_left
+from bert_ds.commands.elastic import value_of
+from bert_ds.commands.supervise import _with_the_time_left
 from bert_ds.durations import seconds_of
 
 
@@ -31,5 +32,5 @@ def test_a_later_start_has_the_time_that_is_left() -> None:
         "pretrain", "--time-limit=0",
     ]  # fmt: skip
     assert _with_the_time_left(["pretrain", "--output-dir", "r"], 5.0)[-1] == "r"
-    assert _value_of(["a", "--x=1=2", "--y"], "--x") == "1=2"
-    assert _value_of(["a", "--y"], "--y") is None
+    assert value_of(["a", "--x=1=2", "--y"], "--x") == "1=2"
+    assert value_of(["a", "--y"], "--y") is None

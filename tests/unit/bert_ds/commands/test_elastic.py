@@ -26,7 +26,7 @@ def command(hostfile: Path, recipe: Path, *more: str) -> list[str]:
 
 
 def lose(monkeypatch: pytest.MonkeyPatch, *hosts: str) -> None:
-    monkeypatch.setattr(elastic, "unreachable_hosts", lambda _: dict.fromkeys(hosts, "no route"))
+    monkeypatch.setattr(elastic, "unreachable_hosts", lambda *_: dict.fromkeys(hosts, "no route"))
 
 
 def hostfile_of(folder: Path, num_hosts: int) -> Path:
@@ -60,11 +60,28 @@ def test_as_many_hosts_are_taken_as_the_batch_divides_over(
     assert "lost hosts (node1: no route); going on with node2, node3" in told
 
 
-@pytest.mark.parametrize("lost", [("node1", "node2"), ("node1",)])
-def test_where_no_number_of_hosts_will_do_it_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: tuple[str, ...]
+def test_where_no_host_answers_all_are_tried_again(
+    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
-    lose(monkeypatch, *lost)
+    lose(monkeypatch, "node1", "node2")
+    given = command(hostfile_of(tmp_path, 2), recipe)
+    assert on_hosts_left(given, tmp_path / "not there yet") == given
+    assert "no host answers ssh; trying all of them again" in capsys.readouterr().err
+
+
+def test_a_single_host_that_is_left_is_not_taken_for_this_one(
+    tmp_path: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(monkeypatch, "node1")
+    found = on_hosts_left(command(hostfile_of(tmp_path, 2), recipe), tmp_path / "not there yet")
+    assert found[:2] == ["deepspeed", "--force_multi"]
+    assert (tmp_path / "not there yet" / "hosts").read_text() == "node2 slots=2\n"
+
+
+def test_where_no_number_of_hosts_will_do_it_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose(monkeypatch, "node1")
     recipe = write_recipe(tmp_path / "recipe", tiny_recipe(), tiny_deepspeed(16, 8))
     path = tmp_path / "given"
     path.write_text("node1 slots=2\nnode2 slots=3\n")  # three ranks of 8 make no 16
