@@ -68,6 +68,7 @@ class Cluster:
         self.num_hosts = num_hosts
         self.hosts: list[Host] = []
         self._holders: list[subprocess.Popen[bytes]] = []
+        self._started: list[subprocess.Popen[str]] = []
         self._switch = 0
 
     def __enter__(self) -> Cluster:
@@ -85,7 +86,7 @@ class Cluster:
         self, host: Host, *arguments: str | Path, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
         """Start a command on a host, in a session of its own; stdout and stderr are text."""
-        return subprocess.Popen(
+        process = subprocess.Popen(
             host.inside(*arguments),
             cwd=ROOT,
             env=_environment(env),
@@ -95,6 +96,8 @@ class Cluster:
             text=True,
             start_new_session=True,
         )
+        self._started.append(process)
+        return process
 
     def run(
         self,
@@ -229,6 +232,9 @@ class Cluster:
             holder.kill()
         for holder in self._holders:
             holder.wait()
+        for process in self._started:
+            if process.returncode is None:
+                process.communicate()  # a test has failed before it asked
         for host in self.hosts:
             for _ in range(500):
                 if not Path(f"/proc/{host.init}").exists():
