@@ -76,7 +76,7 @@ def wait_until_nothing_trains(cluster: Cluster, seconds: float) -> None:
     wait_for(lambda: not any(ranks_on(cluster, host) for host in cluster.hosts), seconds)
 
 
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_killed_rank_is_named(make_cluster: MakeCluster, shared: Path, victim: int) -> None:
     cluster = make_cluster(2)
     process = start(cluster, shared, f"killed-{victim}")
@@ -123,6 +123,7 @@ def test_a_cut_cable_ends_both_sides(
     wait_until_nothing_trains(cluster, 20)
 
 
+@pytest.mark.long
 def test_a_rank_that_is_stopped_is_named(make_cluster: MakeCluster, shared: Path) -> None:
     cluster = make_cluster(2)
     process = start(cluster, shared, "hung", "heartbeat_s=8")
@@ -147,6 +148,7 @@ def test_a_stop_reaches_the_ranks_on_all_hosts(make_cluster: MakeCluster, shared
     wait_until_nothing_trains(cluster, 10)
 
 
+@pytest.mark.long
 def test_a_second_run_on_the_same_port_ends_and_leaves_the_first_alone(
     make_cluster: MakeCluster, shared: Path
 ) -> None:
@@ -217,6 +219,7 @@ def test_a_full_shared_disk_ends_all_and_keeps_the_last_checkpoint(
         subprocess.run(["umount", "-l", runs], check=True)
 
 
+@pytest.mark.long
 def test_a_full_local_disk_is_told_and_the_run_goes_on(
     make_cluster: MakeCluster, shared: Path
 ) -> None:
