@@ -166,6 +166,7 @@ def test_a_second_run_on_the_same_port_ends_and_leaves_the_first_alone(
     assert process.poll() is None
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_while_the_groups_are_made_is_named(
     make_cluster: MakeCluster, shared: Path
 ) -> None:

@@ -15,7 +15,7 @@ from bert_ds.plan.zero import Zero, zero_memory
 from tests.support.plan_memory import ACCUMULATION, MODEL, ROWS, measure_updates, phase_of
 from tests.support.ranks import run_on_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # the formulae's own tests are in tests/unit
 
 BETWEEN = 0.03
 """Between micro batches. Measured: 1.1% at most, at stage 2, which keeps whole the parameters that

@@ -119,7 +119,7 @@ def test_what_cannot_be_measured_is_refused(
     assert message in done.stderr
 
 
-@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_checkpoint_times_every_stage_and_leaves_nothing(place: Path, stage: int) -> None:
     (place / "scratch").mkdir(exist_ok=True)
     done = run(
