@@ -30,6 +30,8 @@ _SECONDS_FOR_ANOTHER_RANK_TO_TELL = 10.0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    # a store whose rank has gone is told by us; torch adds stacks of its own to each connection
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     command_line = list(sys.argv[1:] if argv is None else argv)
     arguments = build_parser().parse_args(command_line)
     try:

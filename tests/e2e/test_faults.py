@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -43,7 +44,7 @@ def test_a_hanging_rank_ends_the_run_and_every_rank_says_where_it_stood(
     _, stderr = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "no progress for" in stderr
-    assert "waiting for the other ranks" in stderr or "computing" in stderr
+    assert re.search(r"no progress for .*; phase1, update \d+: \w+", stderr), stderr
     kill(process)
 
 
