@@ -413,7 +413,8 @@ def _tell(err: BertDsError, world: World) -> None:
     is_met_by_all = isinstance(err, (ConfigError, LaunchError)) and world.local_rank > 0
     if is_met_by_all or isinstance(err, PeerError):
         time.sleep(_SECONDS_FOR_ANOTHER_RANK_TO_TELL)
-    where = f" (rank {world.rank})" if world.rank else ""
+    is_one_host = world.local_world_size == world.world_size
+    where = "" if world.is_main and is_one_host else f" ({world.name})"
     sys.stderr.write(f"bert-ds: error{where}: {err}\n")  # in one piece: ranks share the screen
     sys.stderr.flush()
     if not isinstance(err, PeerError):

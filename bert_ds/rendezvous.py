@@ -29,9 +29,8 @@ from bert_ds.world import World
 
 MEETING_S = 60.0
 """Seconds without a further rank after which those that are missing count as lost."""
-_FOR_RANK_0_S = 5
-"""Rank 0 keeps the store: the others wait for it this many times as long."""
 _TELL_EVERY_S = 30.0
+_TRY_AGAIN_S = 0.2
 _TO_TELL_S = 5.0
 
 _store: Store | None = None
@@ -74,8 +73,9 @@ def meet(world: World, timeout_s: float = MEETING_S) -> Meeting:
     _refuse_restarts_on_several_hosts(world)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        wait_s = timeout_s if world.is_main else _FOR_RANK_0_S * timeout_s
-        store = _keep(open_store(world.is_main, wait_s))
+        if not world.is_main and not _has_agent():
+            _wait_for_rank_0(timeout_s)
+        store = _keep(open_store(world.is_main, timeout_s))
         _take_place(world, store)
         give_sign(store, world.rank, 0)
         store.add("here", 1)
@@ -89,6 +89,31 @@ def meet(world: World, timeout_s: float = MEETING_S) -> Meeting:
         ) from err
     addresses = [at["address"] for at in found]
     return Meeting(store, _names_of_hosts([at["host"] for at in found], addresses), addresses)
+
+
+def _wait_for_rank_0(timeout_s: float) -> None:
+    """Wait until rank 0 keeps a store at the meeting place.
+
+    TCPStore would wait, too, but for up to twice its timeout, and say no more than that it did.
+
+    Raises:
+        ConnectionError: it does not; says what has become of the last try.
+    """
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = max(deadline - time.monotonic(), _TRY_AGAIN_S)
+        try:
+            socket.create_connection(place, timeout=left).close()
+        except OSError as err:
+            if time.monotonic() + _TRY_AGAIN_S > deadline:
+                raise ConnectionError(
+                    f"rank 0, which keeps the store, has not come for {timeout_s:.0f} s "
+                    f"(meeting_s): see what it says on its host ({err})"
+                ) from err
+            time.sleep(_TRY_AGAIN_S)
+        else:
+            return
 
 
 def _keep(store: Store) -> Store:
@@ -151,16 +176,20 @@ def open_store(is_server: bool, timeout_s: float) -> Store:
     Raises:
         RuntimeError: nobody answers there in time.
     """
-    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store = TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        is_master=is_server and not has_agent,
+        is_master=is_server and not _has_agent(),
         timeout=datetime.timedelta(seconds=timeout_s),
         wait_for_workers=False,
     )
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore(f"bert_ds/{attempt}", store)
+
+
+def _has_agent() -> bool:
+    """Whether torchrun's agent keeps the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def tell_before_meeting(world: World, message: str, exit_code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -51,6 +52,12 @@ class World:
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes files and talks."""
         return self.rank == 0
+
+    @property
+    def name(self) -> str:
+        """This rank, for messages; with its host, where there are several."""
+        is_alone = self.local_world_size == self.world_size
+        return f"rank {self.rank}" if is_alone else f"rank {self.rank} on {socket.gethostname()}"
 
 
 def world_from_environment(environment: Mapping[str, str]) -> World:

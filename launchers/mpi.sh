@@ -3,7 +3,8 @@
 # the same MPI, must be installed).
 #   RANKS=16 RECIPE=... DATA=... RUN=... bash launchers/mpi.sh [more arguments]
 # HOSTS=node1:8,node2:8 for several hosts, which are looked at first (bert-ds doctor; DOCTOR=0 leaves
-# it out). MPIEXEC names another mpiexec. DRY_RUN=1 prints the command.
+# it out). A run that fails is started again up to MAX_RESTARTS times (default 0). MPIEXEC names
+# another mpiexec. DRY_RUN=1 prints the command.
 set -euo pipefail
 
 : "${RANKS:?how many ranks}"
@@ -18,9 +19,11 @@ if [[ -n "${HOSTS:-}" ]]; then
     launch+=(-hosts "$HOSTS")
   fi
 fi
-launch+=("${PYTHON:-python3}" -m bert_ds)
+python="${PYTHON:-python3}"
+launch+=("$python" -m bert_ds)
+supervise=("$python" -m bert_ds supervise --max-restarts "${MAX_RESTARTS:-0}" --)
 places=(--recipe "$RECIPE" --data "$DATA" --output-dir "$RUN")
-command=("${launch[@]}" pretrain "${places[@]}" "$@")
+command=("${supervise[@]}" "${launch[@]}" pretrain "${places[@]}" "$@")
 
 if [[ -n "${DRY_RUN:-}" ]]; then
   printf '%q ' "${command[@]}"

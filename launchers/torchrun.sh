@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # By torchrun, started once on every host with the same arguments.
 #   RANKS=8 RECIPE=... DATA=... RUN=... bash launchers/torchrun.sh [more arguments]
-# HOSTS=2 RENDEZVOUS=node1:29500 for several hosts. DRY_RUN=1 prints the command.
+# HOSTS=2 RENDEZVOUS=node1:29500 for several hosts. A run that fails is started again up to MAX_RESTARTS
+# times (default 0; the same on every host). DRY_RUN=1 prints the command.
 set -euo pipefail
 
 : "${RANKS:?ranks on each host, such as its GPUs}"
@@ -14,7 +15,9 @@ if [[ "${HOSTS:-1}" -gt 1 ]]; then
 elif [[ -n "${MASTER_PORT:-}" ]]; then
   launch+=(--master_port "$MASTER_PORT")
 fi
-command=("${launch[@]}" -m bert_ds pretrain --recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
+supervise=("${PYTHON:-python3}" -m bert_ds supervise --max-restarts "${MAX_RESTARTS:-0}" --)
+command=("${supervise[@]}" "${launch[@]}" -m bert_ds pretrain)
+command+=(--recipe "$RECIPE" --data "$DATA" --output-dir "$RUN" "$@")
 
 if [[ -n "${DRY_RUN:-}" ]]; then
   printf '%q ' "${command[@]}"

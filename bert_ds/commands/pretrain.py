@@ -112,7 +112,7 @@ def _prepare(
         _announce(config, world, device)
     launchers = launcher_processes() if world.launcher == "torch" else ()
     stop = StopFlag(launchers, deadline, folder.stop_file if world.is_main else None)
-    watchdog = Watchdog(world.rank, config.watchdog_s, _end_with_all)
+    watchdog = Watchdog(world.name, config.watchdog_s, _end_with_all)
     return Run(
         config,
         world,

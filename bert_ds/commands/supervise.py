@@ -11,15 +11,18 @@ import argparse
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from bert_ds.commands.elastic import on_hosts_left, value_of
 from bert_ds.durations import seconds_of
@@ -27,6 +30,10 @@ from bert_ds.errors import BertDsError, CheckpointError, ConfigError, StopReques
 from bert_ds.files import read_json_object
 
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_OF_A_KILLED_PROCESS = re.compile(
+    "noticed that process rank"  # Open MPI
+    "|^= +(PID [0-9]+ RUNNING AT|EXIT CODE:)"  # MPICH
+)
 _SECONDS_TO_END = 30.0
 _SECONDS_TO_HEAR = 5.0
 _SECONDS_TO_SAVE = 1800.0
@@ -42,30 +49,41 @@ class _Supervisor:
     """Runs one command after the other, and asks the one that runs to stop.
 
     Attributes:
-        listens: whether what the command writes to stderr passes through here. Launchers of several
-            hosts go on talking after the rank that failed: its words are to be the last.
-        last_error: the last error that a rank has written.
-        stop_file: asks ranks on other hosts to stop, where no signal reaches them.
+        stop_file: asks ranks to stop that no signal reaches (the deepspeed launcher hands none on
+            to other hosts); None where signals do reach them.
+        last_error: the last error that a rank has written. What the command prints passes through
+            here: launchers go on talking after the rank that failed, whose words shall be the last.
+        of_launcher: what an mpiexec has said of a process that was killed; the other ranks, which
+            it ends at once, have no time to.
         asked_to_stop: whether somebody has asked this process to stop.
     """
 
-    listens: bool
-    stop_file: Path
+    stop_file: Path | None
     last_error: str = ""
+    of_launcher: list[str] = field(default_factory=list)
     process: subprocess.Popen[str] | None = None
     asked_to_stop: bool = False
 
     def run_once(self, command: list[str]) -> int:
         """The command's exit code; nothing of its process group runs any more."""
-        self.last_error = ""
-        stderr = subprocess.PIPE if self.listens else None
+        self.last_error, self.of_launcher = "", []
         self.process = subprocess.Popen(
-            command, start_new_session=True, stderr=stderr, text=True, errors="replace"
+            command,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
         )
-        listener = threading.Thread(target=self._listen, name="listener", daemon=True)
-        listener.start()
+        listeners = [
+            threading.Thread(target=self._listen, args=streams, name="listener", daemon=True)
+            for streams in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
+        ]
+        for listener in listeners:
+            listener.start()
         code = self._wait()
-        listener.join(timeout=_SECONDS_TO_HEAR)
+        for listener in listeners:
+            listener.join(timeout=_SECONDS_TO_HEAR)
         if self.asked_to_stop:  # a launcher may be gone while its ranks save
             _wait_for_group(self.process.pid, _SECONDS_TO_SAVE)
         _end_group(self.process.pid)
@@ -77,22 +95,29 @@ class _Supervisor:
             try:
                 return self.process.wait(timeout=_SECONDS_TO_HEAR)
             except subprocess.TimeoutExpired:
-                if self.asked_to_stop and self.listens:
+                if self.asked_to_stop and self.stop_file is not None:
                     ask_by_file(self.stop_file)  # a run that begins removes it
 
-    def _listen(self) -> None:
-        assert self.process is not None
-        for line in self.process.stderr or ():
-            sys.stderr.write(line)
-            sys.stderr.flush()
+    def _listen(self, source: Iterable[str], screen: TextIO) -> None:
+        for line in source:
+            screen.write(line)
+            screen.flush()
             _, mark, error = line.partition("bert-ds: error")
-            self.last_error = error.strip(": \n") if mark else self.last_error
+            if mark:
+                self.last_error = error.strip(": \n")
+            elif _OF_A_KILLED_PROCESS.search(line):
+                self.of_launcher.append(line.strip("= \n"))
+
+    @property
+    def reason(self) -> str:
+        """Why the command has failed, as far as somebody has said so; else empty."""
+        return self.last_error or "; ".join(self.of_launcher)
 
     def ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         """A signal handler. Ranks take SIGUSR1 as the request; launchers that know SIGTERM would
         kill their ranks half a minute later, whether they have saved or not."""
         was_asked, self.asked_to_stop = self.asked_to_stop, True
-        if self.listens and not was_asked:
+        if self.stop_file is not None and not was_asked:
             ask_by_file(self.stop_file)
         elif self.process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -112,7 +137,7 @@ def run(arguments: argparse.Namespace) -> None:
     output_dir = Path(value_of(command, "--output-dir") or "")
     _check(arguments, command)
     on_hosts = value_of(command, "--hostfile") is not None
-    supervisor = _Supervisor(on_hosts, output_dir / "stop")
+    supervisor = _Supervisor(output_dir / "stop" if on_hosts else None)
     failures, begun, present = 0, time.monotonic(), command
     for number in _ASKING:
         signal.signal(number, supervisor.ask_to_stop)
@@ -141,8 +166,8 @@ def run(arguments: argparse.Namespace) -> None:
             )
         failures = 1 if _progress_of(output_dir) != before else failures + 1
         told = f"the command ended with code {code} after {time.monotonic() - started:.0f} s"
-        if supervisor.last_error:
-            told = f"{supervisor.last_error} ({told})"
+        if supervisor.reason:
+            told = f"{supervisor.reason} ({told})"
         if failures > arguments.max_restarts:
             raise SupervisedError(
                 f"{told}, {failures} time{'s' if failures > 1 else ''} without a new checkpoint in "

@@ -21,8 +21,8 @@ EXIT_CODE = 1
 class Watchdog:
     """A context manager around training; `doing` is called as often as something begins."""
 
-    def __init__(self, rank: int, seconds: float, end: Callable[[int], object] = os._exit) -> None:
-        """Args: this process's; after how long without progress it ends, 0 for never; how."""
+    def __init__(self, rank: str, seconds: float, end: Callable[[int], object] = os._exit) -> None:
+        """Args: this rank's name; after how long without progress it ends, 0 for never; how."""
         self._rank = rank
         self._seconds = seconds
         self._end = end
@@ -61,7 +61,7 @@ class Watchdog:
 
     def _tell(self, idle: float) -> None:
         sys.stderr.write(
-            f"bert-ds: error (rank {self._rank}): no progress for {idle:.0f} s, limit "
+            f"bert-ds: error ({self._rank}): no progress for {idle:.0f} s, limit "
             f"{self._seconds:g} (watchdog_s); {self._what}. A rank that waits for the others "
             "hangs because of one that does not: look at what that one says, or at the host that "
             "says nothing. Started again, the same command goes on from the last checkpoint. "

@@ -167,6 +167,25 @@ def test_a_second_run_on_the_same_port_ends_and_leaves_the_first_alone(
 
 
 @pytest.mark.long
+def test_a_rank_0_that_is_killed_before_others_reach_it_is_named(
+    make_cluster: MakeCluster, shared: Path
+) -> None:
+    cluster = make_cluster(2)
+    variables = {
+        **places(shared, "no-rank-0"), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"
+    }  # fmt: skip
+    hook = cluster.folder / "sitecustomize.py"
+    hook.write_text("import os\nif os.environ.get('RANK') == '0':\n    os.kill(os.getpid(), 9)\n")
+    variables["PYTHONPATH"] = str(cluster.folder)
+    command = ("bash", "launchers/hostfile.sh", "--set", "meeting_s=30")
+    process = cluster.start(cluster.hosts[0], *command, env=variables)
+    last = told_at_the_end(process, 60)
+    assert "(rank 1 on node2)" in last
+    assert "rank 0, which keeps the store, has not come for 30 s (meeting_s)" in last
+    wait_until_nothing_trains(cluster, 10)
+
+
+@pytest.mark.long
 def test_a_rank_that_dies_while_the_groups_are_made_is_named(
     make_cluster: MakeCluster, shared: Path
 ) -> None:

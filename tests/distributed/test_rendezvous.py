@@ -44,11 +44,21 @@ def test_ranks_that_do_not_come_are_named(place) -> None:
         meet(World(0, 4, 0, 1, "torch"), timeout_s=1.5)
 
 
-def test_a_meeting_place_that_nobody_keeps_is_told(place) -> None:
-    with pytest.raises(
-        LaunchError, match=r"rank 1 of 2 could not meet the others at 127\.0\.0\.1:"
-    ):
-        meet(World(1, 2, 0, 1, "torch"), timeout_s=1.5)
+def test_a_rank_0_that_does_not_come_is_named_in_time(place) -> None:
+    begun = time.monotonic()
+    message = (
+        r"rank 1 of 2 could not meet the others at 127\.0\.0\.1:\d+: rank 0, which keeps the "
+        r"store, has not come for 2 s \(meeting_s\): .* Connection refused"
+    )
+    with pytest.raises(LaunchError, match=message):
+        meet(World(1, 2, 0, 1, "torch"), timeout_s=2.0)
+    assert 1.5 < time.monotonic() - begun < 10
+
+
+def test_a_meeting_place_without_a_name_is_told(place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "nobody.invalid")
+    with pytest.raises(LaunchError, match=r"at nobody\.invalid:\d+: rank 0, which keeps .* \(\["):
+        meet(World(1, 2, 0, 1, "torch"), timeout_s=1.0)
 
 
 def test_a_rank_that_fails_before_it_comes_is_heard(tmp_path) -> None:

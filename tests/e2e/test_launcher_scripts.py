@@ -18,6 +18,7 @@ from tests.support.run_folders import rows_of
 pytestmark = pytest.mark.slow
 
 PLACES = {"RECIPE": "recipe folder", "DATA": "/data", "RUN": "/run"}
+SUPERVISE = "python3 -m bert_ds supervise --max-restarts 0 --"
 TRAINS = "pretrain --recipe 'recipe folder' --data /data --output-dir /run --dry-run"
 
 
@@ -37,18 +38,22 @@ def start_script(name: str, *arguments: str, **variables: str):
         (
             "hostfile.sh",
             {"HOSTFILE": "launchers/hosts.example", "MASTER_ADDR": "node1"},
-            "python3 -m bert_ds supervise --max-restarts 0 -- deepspeed --quiet --hostfile "
+            f"{SUPERVISE} deepspeed --quiet --hostfile "
             "launchers/hosts.example --launcher pdsh --master_addr node1 --module bert_ds "
             f"{TRAINS}",
         ),
-        ("mpi.sh", {"RANKS": "4"}, f"mpiexec -n 4 python3 -m bert_ds {TRAINS}"),
+        ("mpi.sh", {"RANKS": "4"}, f"{SUPERVISE} mpiexec -n 4 python3 -m bert_ds {TRAINS}"),
         (
             "torchrun.sh",
             {"RANKS": "8", "HOSTS": "2", "RENDEZVOUS": "node1:29500"},
-            "torchrun --nproc_per_node 8 --nnodes 2 --rdzv_backend c10d --rdzv_endpoint "
-            f"node1:29500 --rdzv_id bert_ds -m bert_ds {TRAINS}",
+            f"{SUPERVISE} torchrun --nproc_per_node 8 --nnodes 2 --rdzv_backend c10d "
+            f"--rdzv_endpoint node1:29500 --rdzv_id bert_ds -m bert_ds {TRAINS}",
         ),
-        ("slurm.sbatch", {}, f"srun --kill-on-bad-exit=1 python3 -m bert_ds {TRAINS}"),
+        (
+            "slurm.sbatch",
+            {},
+            f"{SUPERVISE} srun --kill-on-bad-exit=0 --wait=45 python3 -m bert_ds {TRAINS}",
+        ),
     ],
 )
 def test_a_dry_run_prints_the_command(name: str, variables: dict[str, str], expected: str) -> None:

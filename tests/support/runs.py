@@ -34,7 +34,7 @@ def pretrain_in_rank(
     opened = comm.together(lambda: setup.open_phase_data(config, data))
     if world.is_main:
         folder.claim()
-    watchdog = Watchdog(world.rank, config.watchdog_s)
+    watchdog = Watchdog(world.name, config.watchdog_s)
     run = Run(config, world, comm, device, folder, opened, StopFlag(), watchdog, {})
     run_pretraining(run, resume)
     folder.release()

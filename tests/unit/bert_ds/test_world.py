@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bert_ds import world as world_module
 from bert_ds.errors import LaunchError
 from bert_ds.world import World, world_from_environment
 
@@ -65,3 +66,9 @@ def test_each_launchers_variables_are_understood(
 def test_a_broken_environment_is_told(environment: dict[str, str], message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         world_from_environment(environment)
+
+
+def test_messages_name_the_host_where_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world_module.socket, "gethostname", lambda: "node2")
+    assert World(1, 2, 1, 2, "torch").name == "rank 1"
+    assert World(1, 2, 0, 1, "torch").name == "rank 1 on node2"

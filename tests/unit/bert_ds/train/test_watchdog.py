@@ -18,7 +18,7 @@ from bert_ds.train.watchdog import Watchdog
 def hang_for_ever():
     time.sleep(600)
 
-with Watchdog(3, 0.5) as watchdog:
+with Watchdog("rank 3", 0.5) as watchdog:
     watchdog.doing("phase1, update 7: computing")
     hang_for_ever()
 """
@@ -38,7 +38,7 @@ def test_a_hanging_process_ends_with_its_stack() -> None:
 
 def test_progress_keeps_it_quiet_and_the_end_ends_it() -> None:
     ended: list[int] = []
-    with Watchdog(0, 1.0, ended.append) as watchdog:
+    with Watchdog("rank 0", 1.0, ended.append) as watchdog:
         for number in range(15):
             watchdog.doing(f"step {number}")
             time.sleep(0.1)
@@ -49,7 +49,7 @@ def test_progress_keeps_it_quiet_and_the_end_ends_it() -> None:
 @pytest.mark.parametrize("seconds", [0.0, 60.0])
 def test_zero_never_ends_and_time_does_not_run_before_it_is_entered(seconds: float) -> None:
     ended: list[int] = []
-    watchdog = Watchdog(0, seconds, ended.append)
+    watchdog = Watchdog("rank 0", seconds, ended.append)
     time.sleep(0.05)
     with watchdog:
         time.sleep(0.05)
