@@ -6,6 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -20,6 +21,39 @@ pytestmark = pytest.mark.slow
 PLACES = {"RECIPE": "recipe folder", "DATA": "/data", "RUN": "/run"}
 SUPERVISE = "python3 -m bert_ds supervise --max-restarts 0 --"
 TRAINS = "pretrain --recipe 'recipe folder' --data /data --output-dir /run --dry-run"
+
+
+def closed(required: list[str], **properties: object) -> dict[str, object]:
+    """The schema of an object that has no other fields."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+
+
+_REPLICAS = closed(
+    ["template"],
+    replicas={"type": "integer", "minimum": 1},
+    restartPolicy={"enum": ["Always", "OnFailure", "Never", "ExitCode"]},
+    template={"type": "object"},
+)
+# The fields that the training operator's resource definition gives the kind (version v1, in its
+# repository's manifests/base/crds/kubeflow.org_pytorchjobs.yaml), pods left out.
+PYTORCH_JOB = closed(
+    ["apiVersion", "kind", "metadata", "spec"],
+    apiVersion={"const": "kubeflow.org/v1"},
+    kind={"const": "PyTorchJob"},
+    metadata={"type": "object", "required": ["name"]},
+    spec=closed(
+        ["pytorchReplicaSpecs"],
+        nprocPerNode={"type": "string"},
+        elasticPolicy={"type": "object"},
+        runPolicy={"type": "object"},
+        pytorchReplicaSpecs=closed(["Master", "Worker"], Master=_REPLICAS, Worker=_REPLICAS),
+    ),
+)
 
 
 def start_script(name: str, *arguments: str, **variables: str):
@@ -72,11 +106,10 @@ def test_a_wrong_hostfile_is_told_before_anything_starts(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_the_pods_of_the_kubernetes_manifest_are_valid() -> None:
+def test_the_kubernetes_manifest_is_valid_and_its_command_is_one_of_ours() -> None:
     manifest = yaml.safe_load((ROOT / "launchers" / "kubernetes.yaml").read_text())
-    assert (manifest["apiVersion"], manifest["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
+    jsonschema.validate(manifest, PYTORCH_JOB)
     replicas = manifest["spec"]["pytorchReplicaSpecs"]
-    assert replicas.keys() == {"Master", "Worker"}
     for spec in replicas.values():
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, **spec["template"]}
         kubernetes_validate.validate(pod, "1.30", strict=True)
@@ -84,6 +117,19 @@ def test_the_pods_of_the_kubernetes_manifest_are_valid() -> None:
         words = container["command"]
         assert words[:4] == ["torchrun", "-m", "bert_ds", "pretrain"]
         build_parser().parse_args(words[3:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spec": {"nprocPerNode": "8"}}, "'pytorchReplicaSpecs' is a required property"),
+        ({"kind": "PytorchJob"}, "'PyTorchJob' was expected"),
+    ],
+)
+def test_the_schema_of_the_job_sees_faults(change: dict[str, object], message: str) -> None:
+    manifest = yaml.safe_load((ROOT / "launchers" / "kubernetes.yaml").read_text())
+    with pytest.raises(jsonschema.ValidationError, match=message):
+        jsonschema.validate(manifest | change, PYTORCH_JOB)
 
 
 def test_what_is_not_said_is_asked_for() -> None:
