@@ -40,6 +40,7 @@ def start_by(
     launcher: str, cluster: Cluster, env: dict[str, str], *arguments: str, slurm: dict[str, str]
 ) -> Started:
     """Start a job on two hosts, a rank each, by a script of launchers/."""
+    env = {**env, "DOCTOR": "0"}
     first = cluster.hosts[0]
     if launcher == "slurm":
         log = cluster.folder / "job.log"
@@ -60,7 +61,7 @@ def start_by(
 
         return both
     mpiexec = {"open-mpi": "/usr/bin/mpirun.openmpi", "mpich": str(BIN / "mpiexec")}[launcher]
-    env |= {"RANKS": "2", "HOSTS": "node1,node2", "MPIEXEC": mpiexec, "DOCTOR": "0", **_AS_ROOT}
+    env |= {"RANKS": "2", "HOSTS": "node1,node2", "MPIEXEC": mpiexec, **_AS_ROOT}
     process = cluster.start(first, "bash", "launchers/mpi.sh", *arguments, env=env)
     return lambda: end_of(process)
 

@@ -76,6 +76,7 @@ def test_torchrun(hosts: Cluster, shared: Path, on_one_host: Path) -> None:
     started = [hosts.start(host, "bash", "launchers/torchrun.sh", env=env) for host in hosts.hosts]
     told = [process.communicate(timeout=150) for process in started]
     assert [process.returncode for process in started] == [0, 0], told
+    assert sum("every host sees what the first one writes" in stdout for stdout, _ in told) == 1
     assert_equal_to_one_host(shared / "torchrun", on_one_host)
 
 
@@ -87,6 +88,7 @@ def test_slurm(hosts: Cluster, shared: Path, on_one_host: Path) -> None:
         "--output", log, "launchers/slurm.sbatch", env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + log.read_text()
+    assert "every host sees what the first one writes" in log.read_text()
     assert_equal_to_one_host(shared / "slurm", on_one_host)
 
 
@@ -99,7 +101,8 @@ def test_a_slurm_job_that_is_told_to_stop_goes_back_into_the_queue_and_goes_on(
     done = cluster.run(
         first, "sbatch", "--parsable", "--nodes", "2", "--ntasks-per-node", "1", "--output", log,
         "launchers/slurm.sbatch", "--set", "phases.0.total_steps=100000",
-        "checkpoint.every_steps=1000", env={**places(shared, "requeued"), **slurm},
+        "checkpoint.every_steps=1000",
+        env={**places(shared, "requeued"), **slurm, "DOCTOR": "0"},
     )  # fmt: skip
     job = done.stdout.strip()
 

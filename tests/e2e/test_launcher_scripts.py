@@ -81,7 +81,7 @@ def start_script(name: str, *arguments: str, **variables: str):
             "torchrun.sh",
             {"RANKS": "8", "HOSTS": "2", "RENDEZVOUS": "node1:29500"},
             f"{SUPERVISE} torchrun --nproc_per_node 8 --nnodes 2 --rdzv_backend c10d "
-            f"--rdzv_endpoint node1:29500 --rdzv_id bert_ds -m bert_ds {TRAINS}",
+            f"--rdzv_id bert_ds --rdzv_endpoint node1:29500 -m bert_ds {TRAINS}",
         ),
         (
             "slurm.sbatch",
