@@ -116,10 +116,10 @@ def test_a_slurm_job_that_is_told_to_stop_goes_back_into_the_queue_and_goes_on(
     stopped_at = num_rows(run)
     assert "stopped on request" in log.read_text()
     wait_for(lambda: state_of_job() == "PD", 30)
-    now = cluster.run(  # left alone Slurm would let it wait for two minutes
-        first, "scontrol", "update", f"JobId={job}", "StartTime=now", env=slurm
+    sooner = cluster.run(  # than after two minutes; but not before its old credential has gone
+        first, "scontrol", "update", f"JobId={job}", "StartTime=now+10", env=slurm
     )
-    assert now.returncode == 0, now.stderr
+    assert sooner.returncode == 0, sooner.stderr
     wait_for(lambda: num_rows(run) >= stopped_at + 3, 120)  # the same job, from its checkpoint
     assert [row["global_step"] for row in rows_of(run)] == list(range(1, num_rows(run) + 1))
     assert state_of_job() == "R"
