@@ -45,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BertDsError as err:
         _tell(err, world)
         return _leave(err.exit_code)
+    except BrokenPipeError:  # whoever reads the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _leave(1)
     except OSError as err:
         print(f"bert-ds: error: {err}", file=sys.stderr)
         _let_others_know(str(err), 1, world)
@@ -126,14 +129,15 @@ def _add_supervise(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     )
     command.add_argument(
         "--max-restarts", type=int, default=3, metavar="N",
-        help="starts after failures without a new checkpoint in between (default 3)",
+        help="starts after failures without a new checkpoint in between (default 3); with wrong "
+        "settings there are none",
     )  # fmt: skip
     command.add_argument(
         "--pause", type=float, default=10.0, metavar="S", help="seconds before (default 10)"
     )
     command.add_argument(
         "--drop-lost-hosts", action="store_true",
-        help="before another start, leave out the hosts of the command's --hostfile that do not "
+        help="before each start, leave out the hosts of the command's --hostfile that do not "
         "answer ssh, as far as the batch divides over the others",
     )  # fmt: skip
     command.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND ...")

@@ -154,17 +154,15 @@ class Communicator:
             result = action()
         except BertDsError as err:
             failure = err
-        first_failed = self._first_rank_where(failure is not None)
-        if first_failed is None:
+        codes = [0] * self.world.world_size
+        codes[self.world.rank] = failure.exit_code if failure is not None else 0
+        codes = self.sum_numbers(codes)
+        if not any(codes):
             return result  # type: ignore[return-value]  # no failure: the action has returned a T
+        first_failed = next(rank for rank, code in enumerate(codes) if code)
         if failure is not None and first_failed == self.world.rank:
             raise failure
-        raise PeerError(first_failed)
-
-    def _first_rank_where(self, flag: bool) -> int | None:
-        flags = [0] * self.world.world_size
-        flags[self.world.rank] = int(flag)
-        return next((rank for rank, is_set in enumerate(self.sum_numbers(flags)) if is_set), None)
+        raise PeerError(first_failed, exit_code=codes[first_failed])
 
     def broadcast_text(self, text: str | None) -> str:
         """Rank 0's text, on every rank."""

@@ -4,6 +4,9 @@ Every message says what is wrong, the values, the rule, and the way out. Anythin
 of these classes (an `AssertionError`, a `KeyError`) is a fault of `bert_ds` itself.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 
 class BertDsError(Exception):
     """Base of all errors that a user can mend. `exit_code` is what the command exits with."""
@@ -23,6 +26,17 @@ class DataError(BertDsError):
 
 class CheckpointError(BertDsError):
     """A checkpoint or a run folder cannot be used as asked."""
+
+
+@contextlib.contextmanager
+def as_wrong_settings() -> Iterator[None]:
+    """Gives errors about data and checkpoints the exit code of wrong settings: whatever is refused
+    before training begins is not mended by starting the same command again."""
+    try:
+        yield
+    except (CheckpointError, DataError) as err:
+        err.exit_code = ConfigError.exit_code
+        raise
 
 
 class LaunchError(BertDsError):

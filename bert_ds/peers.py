@@ -93,6 +93,7 @@ class Peers:
         self._is_wide = len(set(hosts)) > 1
         self._end = end
         self._patience_s = 0.0
+        self._patience_of = "heartbeat_s"
         self._is_over = threading.Event()
         self._beats: list[bytes] = []
         self._num_talks = 0
@@ -135,8 +136,9 @@ class Peers:
         time.sleep(in_doubt_s + _FOR_THE_LAUNCHER_S[self._is_wide] + 3 * _BEAT_S)
 
     def _be_in_doubt(self) -> None:
-        if self._patience_s:
-            self._patience_s = min(self._patience_s, _IN_DOUBT_S[self._is_wide])
+        if self._patience_s > _IN_DOUBT_S[self._is_wide]:
+            self._patience_s = _IN_DOUBT_S[self._is_wide]
+            self._patience_of = "a rank has lost its connections"
 
     def _write(self, key: str, value: str) -> None:
         """Write a key that nobody has written; give up where the store does not answer."""
@@ -213,16 +215,16 @@ class Peers:
         if not self._world.is_main and unanswered > self._patience_s:
             return self._gone(
                 0,
-                f"has not answered {own} for {unanswered:.0f} s (heartbeat_s): its host, or the "
-                "network between them, is down",
+                f"has not answered {own} for {unanswered:.0f} s ({self._patience_of}): its host, "
+                "or the network between them, is down",
             )
         for rank, seconds in silence.items():
             if rank != self._world.rank and seconds > self._patience_s:
                 return self._gone(
                     rank,
-                    f"has not been heard of for {seconds:.0f} s (heartbeat_s): the process was "
-                    "killed (look into its host's kernel log for one out of memory) or stopped, or "
-                    "its host or the network to it is down",
+                    f"has not been heard of for {seconds:.0f} s ({self._patience_of}): the process "
+                    "was killed (look into its host's kernel log for one out of memory) or "
+                    "stopped, or its host or the network to it is down",
                 )
         return None
 

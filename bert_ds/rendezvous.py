@@ -197,13 +197,15 @@ def tell_before_meeting(world: World, message: str, exit_code: int) -> None:
     if world.local_world_size == world.world_size or "MASTER_ADDR" not in os.environ:
         return
     try:
+        if _store is None and not world.is_main and not _has_agent():
+            _wait_for_rank_0(_TO_TELL_S)
         store = _store or open_store(world.is_main, _TO_TELL_S)
         owner = store.compare_set("owner", "", run_identity(world)).decode()
         if owner != run_identity(world) or store.add("here", 0) >= world.world_size:
             return  # those who are there are another run, or have met without this rank
         failure = Failure(world.rank, socket.gethostname(), message, exit_code, True)
         store.compare_set("failure", "", json.dumps(asdict(failure)))
-    except (RuntimeError, ValueError):
+    except (RuntimeError, ValueError, OSError):
         return  # nobody waits there: rank 0 has failed, too
     if world.is_main:
         time.sleep(_TO_TELL_S)  # the store is in this process

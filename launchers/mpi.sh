@@ -4,7 +4,7 @@
 #   RANKS=16 RECIPE=... DATA=... RUN=... bash launchers/mpi.sh [more arguments]
 # HOSTS=node1:8,node2:8 for several hosts, which are looked at first (bert-ds doctor; DOCTOR=0 leaves
 # it out). A run that fails is started again up to MAX_RESTARTS times (default 0). MPIEXEC names
-# another mpiexec. DRY_RUN=1 prints the command.
+# another mpiexec, PYTHON another Python than the first of PATH. DRY_RUN=1 prints the command.
 set -euo pipefail
 
 : "${RANKS:?how many ranks}"
@@ -12,14 +12,19 @@ set -euo pipefail
 
 mpiexec="${MPIEXEC:-mpiexec}"
 launch=("$mpiexec" -n "$RANKS")
+is_open_mpi=0
+if "$mpiexec" --version 2>&1 | grep -qi "open mpi\|openrte"; then
+  is_open_mpi=1
+  launch+=(--bind-to none) # else all threads of a rank, and its readers, share one core
+fi
 if [[ -n "${HOSTS:-}" ]]; then
-  if "$mpiexec" --version 2>&1 | grep -qi "open mpi\|openrte"; then
+  if [[ $is_open_mpi == 1 ]]; then
     launch+=(--host "$HOSTS" -x PATH)
   else
     launch+=(-hosts "$HOSTS")
   fi
 fi
-python="${PYTHON:-python3}"
+python="${PYTHON:-$(command -v python3)}" # Open MPI may put its own folder before those of PATH
 launch+=("$python" -m bert_ds)
 supervise=("$python" -m bert_ds supervise --max-restarts "${MAX_RESTARTS:-0}" --)
 places=(--recipe "$RECIPE" --data "$DATA" --output-dir "$RUN")

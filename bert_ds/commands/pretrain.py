@@ -19,7 +19,7 @@ from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.dist import Communicator, init_process_group, shutdown
 from bert_ds.engine import check_precision
-from bert_ds.errors import StopRequested, TrainingError
+from bert_ds.errors import StopRequested, TrainingError, as_wrong_settings
 from bert_ds.model.execution import check_execution, prepare_process
 from bert_ds.peers import current
 from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, plan_run, scaled
@@ -102,12 +102,17 @@ def _prepare(
         if world.is_main:
             folder.claim()
             folder.stop_file.unlink(missing_ok=True)
-            folder.check_belongs_to(
-                config, arguments.resume == "never", "settings" in arguments.override
-            )
+            with as_wrong_settings():
+                folder.check_belongs_to(
+                    config, arguments.resume == "never", "settings" in arguments.override
+                )
+
+    def open_data() -> list[setup.PhaseData]:
+        with as_wrong_settings():
+            return setup.open_phase_data(config, arguments.data)
 
     comm.together(claim)
-    data = comm.together(lambda: setup.open_phase_data(config, arguments.data))
+    data = comm.together(open_data)
     if world.is_main:
         _announce(config, world, device)
     launchers = launcher_processes() if world.launcher == "torch" else ()

@@ -33,6 +33,7 @@ _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 _OF_A_KILLED_PROCESS = re.compile(
     "noticed that process rank"  # Open MPI
     "|^= +(PID [0-9]+ RUNNING AT|EXIT CODE:)"  # MPICH
+    "|Signal [0-9]+ \\(SIG[A-Z]+\\) received by PID"  # torchrun
 )
 _SECONDS_TO_END = 30.0
 _SECONDS_TO_HEAR = 5.0
@@ -53,8 +54,8 @@ class _Supervisor:
             to other hosts); None where signals do reach them.
         last_error: the last error that a rank has written. What the command prints passes through
             here: launchers go on talking after the rank that failed, whose words shall be the last.
-        of_launcher: what an mpiexec has said of a process that was killed; the other ranks, which
-            it ends at once, have no time to.
+        of_launcher: what an mpiexec or torchrun has said of a process that was killed; the other
+            ranks, which it ends at once, have no time to.
         asked_to_stop: whether somebody has asked this process to stop.
     """
 
@@ -106,7 +107,7 @@ class _Supervisor:
             if mark:
                 self.last_error = error.strip(": \n")
             elif _OF_A_KILLED_PROCESS.search(line):
-                self.of_launcher.append(line.strip("= \n"))
+                self.of_launcher.append(" ".join(line.strip("= \n").split()))
 
     @property
     def reason(self) -> str:
@@ -136,9 +137,13 @@ def run(arguments: argparse.Namespace) -> None:
     command = words[1:] if words[:1] == ["--"] else words
     output_dir = Path(value_of(command, "--output-dir") or "")
     _check(arguments, command)
+    if "--dry-run" in command:
+        _do_once(command)
+        return
     on_hosts = value_of(command, "--hostfile") is not None
     supervisor = _Supervisor(output_dir / "stop" if on_hosts else None)
-    failures, begun, present = 0, time.monotonic(), command
+    failures, begun, has_trained = 0, time.monotonic(), False
+    present = on_hosts_left(command, output_dir) if arguments.drop_lost_hosts else command
     for number in _ASKING:
         signal.signal(number, supervisor.ask_to_stop)
     while True:
@@ -160,7 +165,8 @@ def run(arguments: argparse.Namespace) -> None:
                 "asked to stop, and the run has not said that it saved its state: the same command "
                 "goes on from its last checkpoint"
             )
-        if code == ConfigError.exit_code:
+        has_trained = has_trained or is_told
+        if code == ConfigError.exit_code and not has_trained:  # else data may be away for a while
             raise ConfigError(
                 "the command cannot run as it is (see above); it is not started again"
             )
@@ -170,12 +176,12 @@ def run(arguments: argparse.Namespace) -> None:
             told = f"{supervisor.reason} ({told})"
         if failures > arguments.max_restarts:
             raise SupervisedError(
-                f"{told}, {failures} time{'s' if failures > 1 else ''} without a new checkpoint in "
-                f"{output_dir}; --max-restarts {arguments.max_restarts}"
+                f"{told}; failure {failures} since the last new checkpoint in {output_dir}, "
+                f"--max-restarts {arguments.max_restarts}"
             )
         sys.stderr.write(
-            f"bert-ds supervise: {told}; starting it again ({failures} of "
-            f"{arguments.max_restarts} without a new checkpoint)\n"
+            f"bert-ds supervise: {told}; starting it again (restart {failures} of "
+            f"{arguments.max_restarts} since the last new checkpoint)\n"
         )
         sys.stderr.flush()
         time.sleep(arguments.pause)
@@ -196,12 +202,29 @@ def _check(arguments: argparse.Namespace, command: list[str]) -> None:
         )
     if arguments.drop_lost_hosts and value_of(command, "--hostfile") is None:
         raise ConfigError("--drop-lost-hosts needs a command with a --hostfile")
+    hostfile = value_of(command, "--hostfile")
+    if hostfile is not None and not Path(hostfile).is_file():
+        raise ConfigError(
+            f"there is no hostfile {hostfile}; deepspeed would take no notice and train on this "
+            "machine alone"
+        )
     resume = value_of(command, "--resume")
     if resume not in (None, "auto"):
         raise ConfigError(
             f"supervise needs --resume auto, the default: with --resume {resume} a second start "
             "would not go on from where the first has come to; begin without supervise"
         )
+
+
+def _do_once(command: list[str]) -> None:
+    """Run a command that trains nothing.
+
+    Raises:
+        ConfigError: it has failed, and said why.
+    """
+    code = subprocess.run(command, check=False).returncode
+    if code != 0:
+        raise ConfigError(f"the dry run ended with code {code} (see above)")
 
 
 def _with_the_time_left(command: list[str], used_s: float) -> list[str]:

@@ -20,13 +20,13 @@ import torch
 
 from bert_ds import __version__
 from bert_ds.config.deepspeed import precision_of
-from bert_ds.config.recipe import RunConfig
-from bert_ds.data.reader import open_dataset
+from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.doctor.token import Token
 from bert_ds.engine import accelerator_support
-from bert_ds.errors import ConfigError, DataError
+from bert_ds.errors import CheckpointError, ConfigError, DataError
 from bert_ds.meeting import free_port
 from bert_ds.optim.kernels import choose_kernel
+from bert_ds.train.setup import open_phase_data
 
 _PACKAGES = (
     "torch", "deepspeed", "numpy", "tokenizers", "safetensors", "triton", "flash-attn", "mpi4py",
@@ -60,6 +60,7 @@ class HostFacts:
         executable: the Python.
         devices: names of its GPUs; none on a CPU host.
         cores: CPU cores that this process may use.
+        all_cores: of the host, whatever this process is bound to.
         memory_bytes: of the host.
         accelerator: as DeepSpeed sees it.
         precisions: that DeepSpeed computes in here, of those that the recipe asks for.
@@ -72,7 +73,8 @@ class HostFacts:
         clock: seconds since 1970 by its clock when it was asked last.
         open_files: limit of open files of a process.
         shared_memory_bytes: free in /dev/shm.
-        datasets: by folder name: fingerprint and vocabulary, or what is wrong.
+        datasets: by folder name: fingerprint and vocabulary, or what is wrong, also where one is
+            whole and does not fit the recipe.
         sees_token: whether the shared folder holds the file that was just written; None: not asked.
         free_bytes: on the run folder's disk, or None.
         unwritable: why the run folder cannot be written, or empty.
@@ -83,6 +85,7 @@ class HostFacts:
     executable: str
     devices: list[str]
     cores: int
+    all_cores: int
     memory_bytes: int
     accelerator: str
     precisions: dict[str, bool]
@@ -124,6 +127,7 @@ def look_at_this_host(wanted: Wanted) -> HostFacts:
         executable=sys.executable,
         devices=[torch.cuda.get_device_name(number) for number in range(num_devices)],
         cores=len(os.sched_getaffinity(0)),
+        all_cores=os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
         accelerator=accelerator,
         precisions={name: supports[name] for name in asked},
@@ -197,14 +201,17 @@ def _existing(folder: Path | None) -> Path | None:
 def _datasets(wanted: Wanted) -> dict[str, dict[str, str]]:
     if wanted.config is None or wanted.data is None:
         return {}
-    found = {}
-    for length in sorted({phase.sequence_length for phase in wanted.config.phases}):
-        folder = wanted.data / f"seq{length}"
+    found: dict[str, dict[str, str]] = {}
+    fitting: list[PhaseConfig] = []  # phases are held against each other, too
+    for phase in wanted.config.phases:
+        name = f"seq{phase.sequence_length}"
         try:
-            manifest = open_dataset(folder)
-        except (DataError, ConfigError) as err:
-            found[folder.name] = {"wrong": str(err)}
+            *_, opened = open_phase_data(wanted.config, wanted.data, [*fitting, phase])
+        except (DataError, ConfigError, CheckpointError) as err:
+            found[name] = {"wrong": str(err)}
             continue
+        fitting.append(phase)
+        manifest = opened.manifest
         vocabulary = manifest.vocabulary.sha256
-        found[folder.name] = {"fingerprint": manifest.fingerprint, "vocabulary": vocabulary}
+        found.setdefault(name, {"fingerprint": manifest.fingerprint, "vocabulary": vocabulary})
     return found

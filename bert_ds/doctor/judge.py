@@ -100,6 +100,12 @@ def _devices(hosts: Sequence[HostFacts], slots: Mapping[str, int]) -> list[Findi
         elif not host.devices and wanted > host.cores:
             told = f"{host.host} is to run {wanted} ranks on {host.cores} CPU cores"
             findings.append(Finding("warning", "slots", told, "ranks share cores and wait"))
+        if host.cores == 1 < host.all_cores:
+            told = f"a rank on {host.host} may use one of its {host.all_cores} CPU cores"
+            way_out = (
+                "unbind it (mpirun --bind-to none): all its threads and readers share the core"
+            )
+            findings.append(Finding("warning", "cores", told, way_out))
     if not findings:
         kinds = _by_value((host.host, _device(host)) for host in hosts)
         findings.append(Finding("ok", "devices", _spelled(kinds)))

@@ -42,6 +42,11 @@ class HeldOutResult:
     nsp_accuracy: float | None
     unigram_accuracy: float
 
+    def as_text(self) -> str:
+        """The few numbers a person looks for."""
+        text = f"mlm_loss {self.mlm_loss:.3f}  mlm_acc {self.mlm_accuracy:.4f}"
+        return text if self.nsp_accuracy is None else f"{text}  nsp_acc {self.nsp_accuracy:.4f}"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)

@@ -19,7 +19,7 @@ from bert_ds.checkpoint import (
     load_checkpoint,
     newest_checkpoint,
 )
-from bert_ds.errors import CheckpointError
+from bert_ds.errors import CheckpointError, as_wrong_settings
 from bert_ds.model import BertForPreTraining
 from bert_ds.train import setup
 from bert_ds.train.phase import evaluate_held_out, model_of, run_phase
@@ -62,7 +62,10 @@ def run_pretraining(run: Run, resume: str) -> None:
         model = model_of(run, checkpoint)
         if run.is_main:
             log.info("evaluating on held-out rows of %s", run.data[-1].folder)
-        result = evaluate_held_out(run.config, run.data[-1], model, run.comm).as_dict()
+        held_out = evaluate_held_out(run.config, run.data[-1], model, run.comm)
+        result = held_out.as_dict()
+        if run.is_main:
+            log.info("held-out %s", held_out.as_text())
     if run.is_main:
         phases = phase_entries(run.config, run.folder.metrics)
         run.folder.update_summary(phases=phases, held_out=result, status="complete")
@@ -75,7 +78,7 @@ def _find_checkpoint(run: Run, resume: str) -> Checkpoint | None:
     if not path:
         return None
     checkpoint = run.comm.together(lambda: load_checkpoint(Path(path)))
-    run.comm.together(lambda: _check_fits(run, checkpoint))
+    run.comm.together(as_wrong_settings()(lambda: _check_fits(run, checkpoint)))
     return checkpoint
 
 

@@ -145,5 +145,5 @@ def test_a_run_is_started_again_on_the_same_hosts(
     os.kill(ranks_on(cluster, cluster.hosts[1])[0], signal.SIGKILL)
     code, told = job()
     assert code == 0, told
-    assert "starting it again (1 of 2 without a new checkpoint)" in told
+    assert "starting it again (restart 1 of 2 since the last new checkpoint)" in told
     assert_equal_to_one_host(run, on_one_host)

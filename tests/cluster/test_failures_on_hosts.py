@@ -34,19 +34,35 @@ if os.environ.get("RANK") == "1":
     threading.Thread(target=wait, daemon=True).start()
 """
 
+DIES_AT_ONCE = """
+import os
+if os.environ.get("RANK") == "0":
+    os.kill(os.getpid(), 9)
+"""
+
 MakeCluster = Callable[[int], Cluster]
+
+
+def variables_of(cluster: Cluster, shared: Path, run: str) -> dict[str, str]:
+    """Of launchers/hostfile.sh, without a look at the hosts first."""
+    return {**places(shared, run), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"}
+
+
+def start_with_hook(
+    cluster: Cluster, shared: Path, run: str, hook: str, *arguments: str
+) -> subprocess.Popen[str]:
+    """Start a run whose processes execute something before all else."""
+    (cluster.folder / "sitecustomize.py").write_text(hook)
+    variables = variables_of(cluster, shared, run) | {"PYTHONPATH": str(cluster.folder)}
+    command = ("bash", "launchers/hostfile.sh", *arguments)
+    return cluster.start(cluster.hosts[0], *command, env=variables)
 
 
 def start(
     cluster: Cluster, shared: Path, run: str, *settings: str, env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
     """Start a run on all hosts by launchers/hostfile.sh, and wait until it trains."""
-    variables = {
-        **places(shared, run),
-        "HOSTFILE": str(cluster.hostfile()),
-        "DOCTOR": "0",
-        **(env or {}),
-    }
+    variables = variables_of(cluster, shared, run) | (env or {})
     arguments = ["bash", "launchers/hostfile.sh", "--set", *LONG, *settings]
     process = cluster.start(cluster.hosts[0], *arguments, env=variables)
     wait_for(lambda: process.poll() is not None or num_rows(shared / run) >= 3, 120)
@@ -95,9 +111,7 @@ def test_a_rank_that_fails_has_the_last_word(make_cluster: MakeCluster, shared: 
     damaged = cluster.folder / "damaged.tar"
     damaged.write_bytes(bytes(shard.stat().st_size))
     cluster.run(second, "mount", "--bind", damaged, shard)
-    variables = {
-        **places(shared, "damaged"), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"
-    }  # fmt: skip
+    variables = variables_of(cluster, shared, "damaged")
     process = cluster.start(cluster.hosts[0], "bash", "launchers/hostfile.sh", env=variables)
     last = told_at_the_end(process, 120)
     assert "(rank 1 on node2)" in last
@@ -154,9 +168,7 @@ def test_a_second_run_on_the_same_port_ends_and_leaves_the_first_alone(
 ) -> None:
     cluster = make_cluster(2)
     process = start(cluster, shared, "first")
-    variables = {
-        **places(shared, "second"), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"
-    }  # fmt: skip
+    variables = variables_of(cluster, shared, "second")
     second = cluster.start(cluster.hosts[0], "bash", "launchers/hostfile.sh", env=variables)
     _, stderr = second.communicate(timeout=90)
     assert second.returncode not in (0, 75), stderr
@@ -171,15 +183,8 @@ def test_a_rank_0_that_is_killed_before_others_reach_it_is_named(
     make_cluster: MakeCluster, shared: Path
 ) -> None:
     cluster = make_cluster(2)
-    variables = {
-        **places(shared, "no-rank-0"), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"
-    }  # fmt: skip
-    hook = cluster.folder / "sitecustomize.py"
-    hook.write_text("import os\nif os.environ.get('RANK') == '0':\n    os.kill(os.getpid(), 9)\n")
-    variables["PYTHONPATH"] = str(cluster.folder)
-    command = ("bash", "launchers/hostfile.sh", "--set", "meeting_s=30")
-    process = cluster.start(cluster.hosts[0], *command, env=variables)
-    last = told_at_the_end(process, 60)
+    process = start_with_hook(cluster, shared, "no-rank-0", DIES_AT_ONCE, "--set", "meeting_s=30")
+    last = told_at_the_end(process, 90)  # the start included
     assert "(rank 1 on node2)" in last
     assert "rank 0, which keeps the store, has not come for 30 s (meeting_s)" in last
     wait_until_nothing_trains(cluster, 10)
@@ -191,13 +196,7 @@ def test_a_rank_that_dies_while_the_groups_are_made_is_named(
 ) -> None:
     """It has met the others: nobody waits for gloo's half an hour."""
     cluster = make_cluster(2)
-    variables = {
-        **places(shared, "half-met"), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"
-    }  # fmt: skip
-    hook = cluster.folder / "sitecustomize.py"
-    hook.write_text(DIES_AFTER_THE_MEETING)
-    variables["PYTHONPATH"] = str(cluster.folder)
-    process = cluster.start(cluster.hosts[0], "bash", "launchers/hostfile.sh", env=variables)
+    process = start_with_hook(cluster, shared, "half-met", DIES_AFTER_THE_MEETING)
     last = told_at_the_end(process, 90)
     assert "rank 1 on node2" in last
     wait_until_nothing_trains(cluster, 10)
@@ -247,9 +246,7 @@ def test_a_full_local_disk_is_told_and_the_run_goes_on(
     for host in cluster.hosts:
         size = "size=8k" if host is cluster.hosts[1] else "size=80m"
         cluster.run(host, "sh", "-c", f"mkdir /run/c && mount -t tmpfs -o {size} tmpfs /run/c")
-    variables = {
-        **places(shared, "local-disk"), "HOSTFILE": str(cluster.hostfile()), "DOCTOR": "0"
-    }  # fmt: skip
+    variables = variables_of(cluster, shared, "local-disk")
     done = cluster.run(
         cluster.hosts[0], "bash", "launchers/hostfile.sh", "--set", "data.cache_dir=/run/c/cache",
         env=variables,
@@ -264,13 +261,8 @@ def test_a_host_that_leaves_is_dropped_and_the_run_goes_on_with_the_same_result(
     make_cluster: MakeCluster, shared: Path, on_one_host: Path
 ) -> None:
     cluster = make_cluster(3)
-    variables = {
-        **places(shared, "elastic"),
-        "HOSTFILE": str(cluster.hostfile()),
-        "DOCTOR": "0",
-        "MAX_RESTARTS": "1",
-        "DROP_LOST_HOSTS": "1",
-    }
+    variables = variables_of(cluster, shared, "elastic")
+    variables |= {"MAX_RESTARTS": "1", "DROP_LOST_HOSTS": "1"}
     settings = ("heartbeat_s=6", "checkpoint.every_steps=1")
     process = cluster.start(
         cluster.hosts[0], "bash", "launchers/hostfile.sh", "--set", *settings, env=variables

@@ -107,7 +107,7 @@ def test_supervise_starts_again_after_a_kill_and_the_result_is_the_same(
     os.kill(one_rank_of(output), signal.SIGKILL)
     _, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr
-    assert "starting it again (1 of 1 without a new checkpoint)" in stderr
+    assert "starting it again (restart 1 of 1 since the last new checkpoint)" in stderr
     assert_same_result(output, finished_run)
 
 
@@ -129,6 +129,7 @@ def one_rank_of(output: Path) -> int:
     ("settings", "code", "message"),
     [
         (["model.hidden_size=17"], 2, "it is not started again"),
+        (["model.vocab_size=48"], 2, "it is not started again"),  # the dataset has more pieces
         (["phases.0.deepspeed.optimizer.params.lr=1e30"], 1, "--max-restarts 1"),
     ],
 )
@@ -151,12 +152,29 @@ def test_supervise_gives_up_where_starting_again_does_not_help(
         (["sleep", "1"], "needs a command that trains, with its --output-dir"),
         (["x", "--output-dir", "r", "--resume", "never"], "supervise needs --resume auto"),
         (["x", "--output-dir=r", "--resume=c/x"], "with --resume c/x a second start"),
+        (["x", "--output-dir=r", "--hostfile", "/nohosts"], "there is no hostfile /nohosts"),
     ],
 )
 def test_supervise_needs_a_run_that_it_can_start_again(command: list[str], message: str) -> None:
     lost = run("bert-ds", "supervise", "--", *command)
     assert lost.returncode == 2
     assert message in lost.stderr
+
+
+def test_a_dry_run_under_supervise_is_no_failure(
+    tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    command = [
+        "bert-ds", "supervise", "--max-restarts", "2", "--", "bert-ds", "pretrain", "--recipe",
+        tiny_recipe_folder, "--data", tiny_data, "--output-dir", tmp_path / "run", "--dry-run",
+    ]  # fmt: skip
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nothing was started (--dry-run)") == 1
+    assert not done.stderr
+    wrong = run(*command, "--set", "model.hidden_size=17")
+    assert wrong.returncode == 2
+    assert "the dry run ended with code 2 (see above)" in wrong.stderr
 
 
 def test_supervise_lets_ranks_of_a_launcher_save_before_it_ends(

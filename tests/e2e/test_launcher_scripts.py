@@ -13,13 +13,15 @@ import yaml
 
 from bert_ds.cli import build_parser
 from bert_ds.meeting import free_port
-from tests.support.commands import ROOT, run
+from tests.support.commands import BIN, ROOT, run
 from tests.support.run_folders import rows_of
 
 pytestmark = pytest.mark.slow
 
 PLACES = {"RECIPE": "recipe folder", "DATA": "/data", "RUN": "/run"}
-SUPERVISE = "python3 -m bert_ds supervise --max-restarts 0 --"
+WITHOUT_RESTART = "-m bert_ds supervise --max-restarts 0 --"
+SUPERVISE = f"python3 {WITHOUT_RESTART}"
+PYTHON = BIN / "python3"
 TRAINS = "pretrain --recipe 'recipe folder' --data /data --output-dir /run --dry-run"
 
 
@@ -76,7 +78,11 @@ def start_script(name: str, *arguments: str, **variables: str):
             "launchers/hosts.example --launcher pdsh --master_addr node1 --module bert_ds "
             f"{TRAINS}",
         ),
-        ("mpi.sh", {"RANKS": "4"}, f"{SUPERVISE} mpiexec -n 4 python3 -m bert_ds {TRAINS}"),
+        (
+            "mpi.sh",
+            {"RANKS": "4"},
+            f"{PYTHON} {WITHOUT_RESTART} mpiexec -n 4 {PYTHON} -m bert_ds {TRAINS}",
+        ),
         (
             "torchrun.sh",
             {"RANKS": "8", "HOSTS": "2", "RENDEZVOUS": "node1:29500"},

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.doctor.facts import HostFacts, Wanted, facts_from, look_at_this_host
 from bert_ds.doctor.findings import Finding, as_json, as_text, has_errors
 from bert_ds.doctor.judge import judge
 from bert_ds.doctor.token import Token, left_in, token_from
+from tests.support.datasets import make_dataset
+from tests.support.recipes import write_recipe
 
 GIB = 1 << 30
 NODE = HostFacts(
@@ -19,6 +22,7 @@ NODE = HostFacts(
     versions={"python": "3.11.7", "torch": "2.13.0", "deepspeed": "0.19.8", "triton": "3.5.0"},
     executable="/venv/bin/python",
     devices=["H100"] * 8,
+    all_cores=64,
     cores=64,
     memory_bytes=512 * GIB,
     accelerator="cuda",
@@ -102,6 +106,13 @@ def test_what_differs_is_named_with_its_host_and_a_way_out(
     assert has_errors(findings) == (level == "error")
 
 
+def test_a_rank_that_is_bound_to_one_core_is_a_warning() -> None:
+    (found,) = (entry for entry in findings_of(cores=1) if entry.subject == "cores")
+    assert found.level == "warning"
+    assert found.told == "a rank on node2 may use one of its 64 CPU cores"
+    assert "--bind-to none" in found.way_out
+
+
 def test_more_ranks_than_cores_is_a_warning() -> None:
     findings = findings_of(slots=80, devices=[])
     assert "node2 is to run 80 ranks on 64 CPU cores" in told(findings, "warning")
@@ -160,3 +171,15 @@ def test_facts_of_this_host_travel_as_json(tmp_path) -> None:
     assert facts.versions["torch"]
     assert facts.cores >= 1
     assert facts_from(facts.as_dict()) == facts
+
+
+def test_a_dataset_that_does_not_fit_the_recipe_is_an_error(tmp_path) -> None:
+    make_dataset(tmp_path / "seq32", sequence_length=32)
+    config = load_run_config(write_recipe(tmp_path / "recipe"), [])
+    fits = look_at_this_host(Wanted(config=config, data=tmp_path))
+    assert fits.datasets["seq32"].keys() == {"fingerprint", "vocabulary"}
+    assert "no such folder" in fits.datasets["seq64"]["wrong"]
+    larger = load_run_config(tmp_path / "recipe", ["model.vocab_size=80"])
+    facts = look_at_this_host(Wanted(config=larger, data=tmp_path))
+    errors = [e.told for e in judge([facts], {facts.host: 1}, {}, larger) if e.level == "error"]
+    assert any("does not fit the recipe: its vocabulary has" in told for told in errors)
