@@ -45,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BertDsError as err:
         _tell(err, world)
         return _leave(err.exit_code)
-    except BrokenPipeError:  # whoever reads the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _leave(1)
     except OSError as err:
+        if isinstance(err, BrokenPipeError) and world.world_size == 1:
+            # whoever reads the output, such as `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         print(f"bert-ds: error: {err}", file=sys.stderr)
         _let_others_know(str(err), 1, world)
         return _leave(1)

@@ -101,8 +101,9 @@ class _Supervisor:
 
     def _listen(self, source: Iterable[str], screen: TextIO) -> None:
         for line in source:
-            screen.write(line)
-            screen.flush()
+            with contextlib.suppress(OSError):  # nobody looks any more: the run goes on
+                screen.write(line)
+                screen.flush()
             _, mark, error = line.partition("bert-ds: error")
             if mark:
                 self.last_error = error.strip(": \n")
