@@ -1,6 +1,6 @@
 # make demo   the main job on real text, from a bare machine: see README.md
 # make test   everything the tests need, then style, types, shell scripts and all tests
-# make test-long   further cases of them, half an hour: all layouts, kills, hosts, BERT-large
+# make test-long   further cases of them, ten minutes: all layouts, kills, hosts, BERT-large
 # make check  style, types and shell scripts alone
 # make format mend style
 # make clean  remove what the demo has made (not the environment)
@@ -28,7 +28,7 @@ test: check
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 test-long: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m long $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m long -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -35,6 +35,8 @@ _OF_A_KILLED_PROCESS = re.compile(
     "|^= +(PID [0-9]+ RUNNING AT|EXIT CODE:)"  # MPICH
     "|Signal [0-9]+ \\(SIG[A-Z]+\\) received by PID"  # torchrun
 )
+_TORCHRUNS_CODE = re.compile(r"^ *exitcode +: ([0-9]+) \(pid: [0-9]+\)")
+"""torchrun ends with 1 whatever its ranks end with; it tells of the first that failed last."""
 _SECONDS_TO_END = 30.0
 _SECONDS_TO_HEAR = 5.0
 _SECONDS_TO_SAVE = 1800.0
@@ -56,18 +58,20 @@ class _Supervisor:
             here: launchers go on talking after the rank that failed, whose words shall be the last.
         of_launcher: what an mpiexec or torchrun has said of a process that was killed; the other
             ranks, which it ends at once, have no time to.
+        code_of_rank: of the first rank that failed, where torchrun has told it; else 0.
         asked_to_stop: whether somebody has asked this process to stop.
     """
 
     stop_file: Path | None
     last_error: str = ""
     of_launcher: list[str] = field(default_factory=list)
+    code_of_rank: int = 0
     process: subprocess.Popen[str] | None = None
     asked_to_stop: bool = False
 
     def run_once(self, command: list[str]) -> int:
         """The command's exit code; nothing of its process group runs any more."""
-        self.last_error, self.of_launcher = "", []
+        self.last_error, self.of_launcher, self.code_of_rank = "", [], 0
         self.process = subprocess.Popen(
             command,
             start_new_session=True,
@@ -88,7 +92,7 @@ class _Supervisor:
         if self.asked_to_stop:  # a launcher may be gone while its ranks save
             _wait_for_group(self.process.pid, _SECONDS_TO_SAVE)
         _end_group(self.process.pid)
-        return code
+        return self.code_of_rank if code and self.code_of_rank else code
 
     def _wait(self) -> int:
         assert self.process is not None
@@ -109,6 +113,8 @@ class _Supervisor:
                 self.last_error = error.strip(": \n")
             elif _OF_A_KILLED_PROCESS.search(line):
                 self.of_launcher.append(" ".join(line.strip("= \n").split()))
+            elif told := _TORCHRUNS_CODE.match(line):
+                self.code_of_rank = int(told[1])
 
     @property
     def reason(self) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_ds.meeting import free_port
 from tests.support.commands import deepspeed_pretrain, kill, run, start, wait_until
 from tests.support.datasets import make_dataset
 from tests.support.kills import kill_again_and_again, ranks_of
@@ -159,6 +160,19 @@ def test_supervise_needs_a_run_that_it_can_start_again(command: list[str], messa
     lost = run("bert-ds", "supervise", "--", *command)
     assert lost.returncode == 2
     assert message in lost.stderr
+
+
+def test_supervise_sees_wrong_settings_also_under_torchrun_which_hides_the_code(
+    tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
+) -> None:
+    done = run(
+        "bert-ds", "supervise", "--max-restarts", "1", "--pause", "0.1", "--", "torchrun",
+        "--nproc_per_node", "1", "--master_port", str(free_port()), "-m", "bert_ds", "pretrain",
+        "--recipe", tiny_recipe_folder, "--data", tiny_data, "--output-dir", tmp_path / "run",
+        "--set", "model.hidden_size=17",
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "it is not started again" in done.stderr
 
 
 def test_a_dry_run_under_supervise_is_no_failure(
