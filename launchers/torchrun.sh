@@ -13,6 +13,10 @@ launch=(torchrun --nproc_per_node "$RANKS")
 look=()
 if [[ "${HOSTS:-1}" -gt 1 ]]; then
   : "${RENDEZVOUS:?host:port of one of the hosts}"
+  if [[ ! "$RENDEZVOUS" =~ :[0-9]+$ ]]; then
+    echo "RENDEZVOUS is $RENDEZVOUS; write host:port, such as node1:29500" >&2
+    exit 2
+  fi
   launch+=(--nnodes "$HOSTS" --rdzv_backend c10d --rdzv_id bert_ds)
   look=("${launch[@]}" --rdzv_endpoint "${RENDEZVOUS%:*}:$((${RENDEZVOUS##*:} + 1))" -m bert_ds doctor)
   launch+=(--rdzv_endpoint "$RENDEZVOUS")

@@ -144,6 +144,13 @@ def test_what_is_not_said_is_asked_for() -> None:
     assert "RUN: the run folder" in done.stderr
 
 
+def test_a_rendezvous_without_a_port_is_told() -> None:
+    variables = {"RANKS": "1", "HOSTS": "2", "RENDEZVOUS": "node1"}
+    done = start_script("torchrun.sh", DRY_RUN="1", **PLACES, **variables)
+    assert done.returncode == 2
+    assert "RENDEZVOUS is node1; write host:port, such as node1:29500" in done.stderr
+
+
 def test_local_trains(tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path) -> None:
     places = {"RECIPE": str(tiny_recipe_folder), "DATA": str(tiny_data), "RUN": str(tmp_path / "r")}
     settings = ["--set", "phases.0.total_steps=2", "phases.1.total_steps=1"]
