@@ -30,6 +30,7 @@ class UpdateRecord:
             update, all ranks.
         sums: float64 [4] on the device, this rank's MLM loss sum, NSP loss sum, MLM correct, NSP
             correct.
+        was_applied: whether the update moved the weights.
         learning_rate: of the update.
         grad_norm: global norm before clipping, scalar on the device, where it is known.
         loss_scale: of fp16, where there is one.
@@ -48,6 +49,7 @@ class UpdateRecord:
     num_tokens: int
     num_squared_lengths: int
     sums: torch.Tensor
+    was_applied: bool
     learning_rate: float
     grad_norm: torch.Tensor | None
     loss_scale: float | None
@@ -104,8 +106,8 @@ class Meter:
         """Reduce, read and hand on what has gathered. All ranks call it at the same updates.
 
         Raises:
-            DivergedError: a loss or a gradient norm is not a number; the rows up to it have been
-                handed on.
+            DivergedError: a loss or a gradient norm is not finite, or an update was skipped where
+                there is no loss scale to lower; the rows have been passed to the sinks.
         """
         if not self._records:
             return
@@ -128,17 +130,30 @@ class Meter:
                 rows = [row | added for row, added in zip(rows, rates, strict=True)]
         for sink in self._sinks:
             sink.write(rows)
-        for row in rows:
-            norm = row["grad_norm"]
-            is_finite = math.isfinite(row["loss"]) and (norm is None or math.isfinite(norm))
-            if not is_finite and row["loss_scale"] is None:
-                raise DivergedError(
-                    f"the loss of {self._phase} is {row['loss']} at update {row['global_step']} "
-                    f"(learning rate {row['learning_rate']:.3g}, gradient norm "
-                    f"{row['grad_norm']}). Start a run in another --output-dir with a lower "
-                    "optimizer.params.lr or a longer warm-up; --resume PATH lets it begin from an "
-                    "earlier checkpoint of this one"
-                )
+        for record, row in zip(records, rows, strict=True):
+            _check_has_not_diverged(record, row)
+
+
+def _check_has_not_diverged(record: UpdateRecord, row: MetricsRow) -> None:
+    """Raise DivergedError for an update after which training cannot recover.
+
+    Under fp16 a gradient that is not finite lowers the loss scale, and the engine counts how often.
+    In the other precisions nothing would change before the next update: DeepSpeed 0.19.8 skips the
+    update at ZeRO 1 to 3, or it leaves weights that are not numbers.
+    """
+    loss, norm = row["loss"], row["grad_norm"]
+    is_finite = math.isfinite(loss) and (norm is None or math.isfinite(norm))
+    if record.loss_scale is not None or (is_finite and record.was_applied):
+        return
+    update = record.global_step + int(not record.was_applied)
+    outcome = "" if record.was_applied else " and the update was not applied"
+    raise DivergedError(
+        f"training of {row['phase']} has diverged at update {update}: the loss is {loss:.6g}, the "
+        f"gradient norm {norm if norm is None else format(norm, '.6g')}, the learning rate "
+        f"{record.learning_rate:.3g}{outcome}. Start a run in another --output-dir with a lower "
+        "optimizer.params.lr or a longer warm-up; --resume PATH lets it begin from an earlier "
+        "checkpoint of this one"
+    )
 
 
 def make_row(

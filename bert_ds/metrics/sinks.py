@@ -151,10 +151,20 @@ class ProgressSink:
         stream: TextIO,
         clock: Callable[[], float] = time.monotonic,
         later_work: float = 0.0,
+        skipped_steps: int = 0,
     ) -> None:
-        """Args: phase; updates at its end; updates already done; where to write; seconds now;
-        work of the phases after it, in phases as this one.
+        """Start at the present step.
+
+        Args:
+            phase: name of the phase.
+            total_steps: applied updates at its end.
+            global_step: applied updates so far.
+            stream: where to write.
+            clock: returns seconds.
+            later_work: work of the phases after this one, as a multiple of this one's.
+            skipped_steps: skipped updates so far.
         """
+        self._skipped_steps = skipped_steps
         self._later_work = later_work
         self._phase = phase
         self._total_steps = total_steps
@@ -179,13 +189,13 @@ class ProgressSink:
         step = rows[-1]["global_step"]
         if self._bar is not None:
             left = self._time_left(step).partition(", ")[2]
-            text = f"{summarise(rows)}  {left}".rstrip()
+            text = f"{summarise(rows)}{self._skipped(rows[-1])}  {left}".rstrip()
             self._bar.set_postfix_str(text, refresh=False)
             self._bar.update(step - self._bar.n)
         elif self._clock() >= self._line_due or step >= self._total_steps:
             self._stream.write(
-                f"{self._phase} {step}/{self._total_steps}  {summarise(rows)}  "
-                f"{self._time_left(step)}\n"
+                f"{self._phase} {step}/{self._total_steps}  {summarise(rows)}"
+                f"{self._skipped(rows[-1])}  {self._time_left(step)}\n"
             )
             self._stream.flush()
             self._line_due = self._clock() + _SECONDS_BETWEEN_LINES
@@ -208,6 +218,15 @@ class ProgressSink:
         """Leave the terminal's cursor on a fresh line."""
         if self._bar is not None:
             self._bar.close()
+
+    def _skipped(self, row: MetricsRow) -> str:
+        """Return how many updates were skipped since this was last shown; empty for none."""
+        number = row["skipped_steps"] - self._skipped_steps
+        self._skipped_steps = row["skipped_steps"]
+        if not number:
+            return ""
+        scale = row["loss_scale"]
+        return f"  {number} skipped" + ("" if scale is None else f", loss scale {scale:g}")
 
     def _time_left(self, step: int) -> str:
         done = max(step - self._started_step, 1)

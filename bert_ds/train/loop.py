@@ -55,7 +55,7 @@ class LoopSettings:
         total_steps: applied updates at which the phase ends.
         train_batch_size: sequences per update, all ranks.
         checkpoint_every: applied updates between checkpoints.
-        log_every: applied updates between reads of the device.
+        log_every: updates between reads of the device; a skipped update is read at once.
         evaluate_every: applied updates between evaluations; None for none.
         dropout_key: (seed, phase index); with a row's position it seeds dropout.
         device: where batches go.
@@ -220,7 +220,7 @@ class Loop:
         )
         record = UpdateRecord(
             **vars(state),
-            **_told_by(engine),
+            **_engine_metrics(engine),
             num_predictions=counts.num_predictions,
             num_pair_labels=counts.num_pair_labels,
             num_sequences=num_sequences,
@@ -241,7 +241,9 @@ class Loop:
         evaluation_due = self._engine.was_update_applied and _is_multiple(
             step, settings.evaluate_every
         )
-        if checkpoint_due or evaluation_due or step % settings.log_every == 0:
+        num_updates = step + self._state.skipped_steps  # one that is skipped leaves `step` as it is
+        is_flush_due = num_updates % settings.log_every == 0 or not self._engine.was_update_applied
+        if checkpoint_due or evaluation_due or is_flush_due:
             calls.doing(f"{number}: reading what came out")
             self._meter.flush()
         is_best = False
@@ -265,9 +267,10 @@ def _with_micro_batches(update: RankUpdate, number: int) -> RankUpdate:
     return replace(update, micro_batches=update.micro_batches + (update.empty,) * missing)
 
 
-def _told_by(engine: Engine) -> dict[str, Any]:
-    """What an engine knows of its last update, still on the device."""
+def _engine_metrics(engine: Engine) -> dict[str, Any]:
+    """Return what an engine knows of its last update, still on the device."""
     return {
+        "was_applied": engine.was_update_applied,
         "grad_norm": engine.grad_norm(),
         "loss_scale": engine.loss_scale,
         "norms": engine.norms(),

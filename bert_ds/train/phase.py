@@ -337,6 +337,7 @@ def _open_sinks(run: Run, phase_index: int, state: TrainState) -> list[Sink]:
             state.global_step,
             sys.stderr,
             later_work=_later_work(run, phase_index),
+            skipped_steps=state.skipped_steps,
         ),
     ]
 

@@ -11,7 +11,7 @@ class TrainState:
 
     Attributes:
         global_step: applied updates; the schedule is a function of it.
-        skipped_steps: updates skipped for overflow under fp16. Their rows are consumed.
+        skipped_steps: updates skipped since a gradient was not finite. Their rows are consumed.
         samples_seen: rows consumed, all ranks; the position in the data.
         tokens_seen: real tokens consumed, all ranks.
     """

@@ -44,7 +44,6 @@ def tiny_recipe(total_steps: tuple[int, int] = (6, 4)) -> dict[str, Any]:
             for number, (length, steps) in enumerate(zip(lengths, total_steps, strict=True), 1)
         ],
         "checkpoint": {"every_steps": 2, "keep_last": 2},
-        "logging": {"every_steps": 1},
     }
 
 

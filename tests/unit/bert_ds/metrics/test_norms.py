@@ -87,8 +87,8 @@ def record(step: int, found: LastNorms | None) -> UpdateRecord:
         global_step=step, skipped_steps=0, samples_seen=8 * step, tokens_seen=9, num_predictions=2,
         num_pair_labels=8, num_sequences=8, num_tokens=9, num_squared_lengths=81,
         sums=torch.ones(4, dtype=torch.float64),
-        learning_rate=0.1, grad_norm=None, loss_scale=None, norms=found, step_s=1.0,
-        data_wait_s=0.0,
+        was_applied=True, learning_rate=0.1, grad_norm=None, loss_scale=None, norms=found,
+        step_s=1.0, data_wait_s=0.0,
     )  # fmt: skip
 
 

@@ -87,6 +87,18 @@ def test_progress_off_a_terminal_is_a_plain_line_now_and_then() -> None:
     assert stream.getvalue().splitlines()[-1].startswith("phase1 100/100")
 
 
+def test_progress_shows_skipped_updates_once() -> None:
+    now, stream = [0.0], io.StringIO()
+    sink = ProgressSink("phase1", 100, 0, stream, clock=lambda: now[0], skipped_steps=2)
+    for step, skipped, scale in ((1, 2, 8192.0), (2, 5, 8192.0), (3, 5, 8192.0), (3, 6, None)):
+        now[0] += 11.0
+        sink.write([row(step) | {"skipped_steps": skipped, "loss_scale": scale}])
+    first, second, third, fourth = stream.getvalue().splitlines()
+    assert "  3 skipped, loss scale 8192  " in second
+    assert "  1 skipped  " in fourth
+    assert "skipped" not in first + third
+
+
 def test_progress_tells_the_time_of_all_phases_where_more_follow() -> None:
     now, stream = [0.0], io.StringIO()
     sink = ProgressSink("phase1", 10, 0, stream, clock=lambda: now[0], later_work=2.5)

@@ -26,9 +26,10 @@ BATCH = MICRO * ACCUMULATION
 class FakeEngine:
     """Counts calls; every `skip_every`-th update overflows."""
 
-    loss_scale = None
-
-    def __init__(self, skip_every: int = 0, loss: float = 6.0) -> None:
+    def __init__(
+        self, skip_every: int = 0, loss: float = 6.0, loss_scale: float | None = 1024.0
+    ) -> None:
+        self.loss_scale = loss_scale
         self.learning_rates: list[float] = []
         self.denominators: list[tuple[int, int]] = []
         self.last_flags: list[bool] = []
@@ -345,8 +346,32 @@ def test_a_resumed_loop_draws_the_dropout_of_the_undisturbed_one() -> None:
 def test_a_loss_that_is_not_a_number_stops_the_run_and_is_logged() -> None:
     sink = Rows()
     meter = Meter("phase1", lambda tensor: tensor, [sink])
-    engine = FakeEngine(loss=float("nan"))
+    engine = FakeEngine(loss=float("nan"), loss_scale=None)
     loop = Loop(engine, make_updates(), TrainState(), settings(4, log_every=1), meter, calls())
-    with pytest.raises(DivergedError, match="the loss of phase1 is nan at update 1"):
+    with pytest.raises(DivergedError, match="phase1 has diverged at update 1: the loss is nan"):
         loop.train()
     assert len(sink.rows) == 1
+
+
+def test_a_skipped_update_is_read_at_once_and_not_only_at_multiples_of_the_interval() -> None:
+    """`global_step` stands still while updates are skipped."""
+    engine, sink, read = FakeEngine(skip_every=2), Rows(), []
+    meter = Meter("phase1", lambda sums: read.append(len(sums)) or sums, [sink])
+    loop = Loop(
+        engine, make_updates(), TrainState(), settings(3, 99, log_every=3), meter,
+        calls(save=lambda *flags: None),
+    )  # fmt: skip
+    assert loop.train()
+    assert [row["skipped_steps"] for row in sink.rows] == [0, 1, 1, 2, 2]
+    assert read == [2, 1, 1, 1]  # updates 2 and 4 are skipped, 3 is a multiple, 5 is the last
+
+
+def test_without_a_loss_scale_a_skipped_update_is_a_divergence() -> None:
+    sink = Rows()
+    meter = Meter("phase1", lambda tensor: tensor, [sink])
+    engine, state = FakeEngine(skip_every=2, loss_scale=None), TrainState()
+    loop = Loop(engine, make_updates(), state, settings(9, log_every=9), meter, calls())
+    message = r"diverged at update 2: the loss is .* and the update was not applied\. Start a run"
+    with pytest.raises(DivergedError, match=message):
+        loop.train()
+    assert (state.global_step, state.skipped_steps, len(sink.rows)) == (1, 1, 2)
