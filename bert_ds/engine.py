@@ -127,7 +127,11 @@ class TrainEngine:
 
     @property
     def was_update_applied(self) -> bool:
-        """Whether the last update moved the weights; False after an overflow under fp16."""
+        """Whether the last update moved the weights, the same on every rank.
+
+        DeepSpeed 0.19.8 skips an update whose gradients are not finite: under fp16, and in any
+        precision at ZeRO 1 to 3 (in bf16 at stage 3 alone, unless `bf16.check_grad_overflow`).
+        """
         return bool(self._engine.was_step_applied())
 
     @property
@@ -140,7 +144,10 @@ class TrainEngine:
         if self.optimizer.layout is None:
             return self.optimizer.last_grad_norm()
         norm = self._engine.get_global_grad_norm()
-        return None if norm is None else torch.as_tensor(norm, dtype=torch.float64)
+        if norm is None:
+            return None
+        # DeepSpeed 0.19.8 gives a tensor on its device, or a Python float after a skipped update.
+        return torch.as_tensor(norm, dtype=torch.float64, device=self._engine.device)
 
     def norms(self) -> LastNorms | None:
         """LAMB's norms and trust ratios of the last update, on the device; None if skipped."""

@@ -69,6 +69,22 @@ def test_a_gpu_gives_the_losses_of_the_cpu(
     assert export.returncode == 0, export.stderr
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_fp16_skips_updates_until_its_loss_scale_fits(
+    place: Path, tmp_path: Path, stage: int
+) -> None:
+    """The norm of a skipped update comes as a Python float, that of an applied one on the GPU."""
+    fp16 = 'deepspeed.fp16={"enabled": true, "initial_scale_power": 30, "loss_scale_window": 3}'
+    zero = f"deepspeed.zero_optimization.stage={stage}"
+    pretrain(place, tmp_path / "run", "cuda", *NO_DROPOUT, fp16, zero)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows[0]["skipped_steps"] == 1
+    assert rows[0]["grad_norm"] is None  # not finite
+    assert all(row["loss"] is not None for row in rows)
+    assert [row["global_step"] for row in rows if row["phase"] == "phase1"][-1] == 6
+
+
 def test_a_deterministic_run_with_dropout_repeats_bit_for_bit(place: Path, tmp_path: Path) -> None:
     settings = ["execution.deterministic=true", "deepspeed.zero_optimization.stage=1"]
     settings += ['deepspeed.fp16={"enabled": true, "initial_scale_power": 12}']
