@@ -8,6 +8,8 @@ accumulation steps is switched off.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 import os
 import warnings
@@ -197,9 +199,38 @@ class TrainEngine:
         return bool(self._engine.zero_optimization_partition_weights())
 
     def destroy(self) -> None:
-        """Release what DeepSpeed holds, so that another engine can take the same model."""
+        """Release what DeepSpeed holds; neither the engine nor its model can be used afterwards."""
+        is_partitioned = self.is_partitioned
         self._engine.destroy()
         del self._engine
+        if is_partitioned:
+            _release_stage_3(self.model)
+
+
+def _release_stage_3(model: torch.nn.Module) -> None:
+    """Drop the references by which ZeRO 3 would keep an engine until the process ends.
+
+    DeepSpeed 0.19.8 keeps the model on a global stack of modules, remembers what each module holds
+    in a cache of its parameter coordinator's class, and defines an autograd function for each
+    module. torch 2.13 never frees such a class, whose methods refer to the module and, through
+    that, to the whole engine.
+    """
+    offload = importlib.import_module("deepspeed.runtime.zero.parameter_offload")
+    modules = set(model.modules())
+    stack = getattr(offload, "FWD_MODULE_STACK", [])
+    stack[:] = [each for each in stack if each not in modules]
+    coordinator = importlib.import_module("deepspeed.runtime.zero.partitioned_param_coordinator")
+    for member in vars(coordinator.PartitionedParameterCoordinator).values():
+        if inspect.isfunction(member):  # DeepSpeed's decorator, with the cache inside
+            for inner in inspect.getclosurevars(member).nonlocals.values():
+                if hasattr(inner, "cache_clear"):
+                    inner.cache_clear()
+    for module in modules:
+        for name in ("pre_bwd_fn", "post_bwd_fn"):
+            function = vars(module).pop(name, None)
+            for method in ("forward", "setup_context", "backward"):
+                if function is not None and method in vars(function):
+                    delattr(function, method)
 
 
 def check_precision(phase: PhaseConfig) -> None:

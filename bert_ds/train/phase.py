@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import sys
@@ -10,6 +11,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
+
+import torch
 
 from bert_ds.checkpoint import Checkpoint, CheckpointState, load_checkpoint, load_weights
 from bert_ds.config.recipe import PhaseConfig, RunConfig
@@ -27,7 +31,7 @@ from bert_ds.train.evaluate import HeldOutResult, evaluate
 from bert_ds.train.initial import load_init_from
 from bert_ds.train.loop import Loop, LoopCalls, LoopSettings, Verdict
 from bert_ds.train.rollback import may_roll_back, roll_back
-from bert_ds.train.run import Run, drop_rows_after, newest_of
+from bert_ds.train.run import Run, drop_rows_after, latest_checkpoint
 from bert_ds.train.state import TrainState
 from bert_ds.train.summary import phase_entries
 from bert_ds.train.writer import CheckpointWriter, tensors_of
@@ -35,22 +39,37 @@ from bert_ds.train.writer import CheckpointWriter, tensors_of
 log = logging.getLogger(__name__)
 
 
-def run_phase(run: Run, phase_index: int, checkpoint: Checkpoint | None) -> None:
+def run_phase(run: Run, phase_index: int, checkpoint: Path | None) -> None:
     """Train one phase to its end, from the checkpoint or, without one, from nothing.
 
     Args:
         run: opened and checked.
         phase_index: of the recipe's phases.
-        checkpoint: of this phase, or of the end of the one before.
+        checkpoint: folder of one of this phase, or of the end of the phase before. It is read
+            here and not by the caller, who would keep its tensors in memory through the phase.
 
     Raises:
         StopRequested: a stop was asked for; its state is saved.
         DivergedError: training has diverged, and going back was not asked for or does not help.
     """
     while True:
-        if _Phase.enter(run, phase_index, checkpoint).train():
+        is_complete = _Phase.enter(run, phase_index, checkpoint).train()
+        release_memory(run.device)
+        if is_complete:
             return
-        checkpoint = load_checkpoint(newest_of(run))
+        checkpoint = latest_checkpoint(run)
+
+
+def release_memory(device: torch.device) -> None:
+    """Free what the objects of a finished phase hold, on the host and on the GPU.
+
+    An engine, its model and the hooks between them refer to each other in circles, and training
+    makes too few new objects for Python to collect them by itself: weights, masters, moments and
+    gradients of one phase would stay beside those of the next.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 @dataclass
@@ -71,10 +90,11 @@ class _Phase:
     writer: CheckpointWriter
 
     @classmethod
-    def enter(cls, run: Run, index: int, checkpoint: Checkpoint | None) -> _Phase:
-        """Build everything that the phase needs, with the checkpoint's state in it."""
+    def enter(cls, run: Run, index: int, path: Path | None) -> _Phase:
+        """Build everything that the phase needs, with the state of the checkpoint at `path`."""
         phase = run.config.phases[index]
         run.watchdog.doing(f"{phase.name}: building the model and its engine")
+        checkpoint = load_checkpoint(path) if path else None
         model = model_of(run, checkpoint)
         parts = setup.build_phase(run.config, index, model, run.data[index], run.world)
         state = _enter(run, index, parts, checkpoint)

@@ -14,6 +14,7 @@ import torch
 
 from bert_ds.checkpoint import (
     Checkpoint,
+    CheckpointState,
     check_files,
     check_weights_fit,
     load_checkpoint,
@@ -23,7 +24,7 @@ from bert_ds.errors import CheckpointError, as_wrong_settings
 from bert_ds.model import BertForPreTraining
 from bert_ds.train import setup
 from bert_ds.train.phase import evaluate_held_out, model_of, run_phase
-from bert_ds.train.run import Run, drop_rows_after, newest_of
+from bert_ds.train.run import Run, drop_rows_after, latest_checkpoint
 from bert_ds.train.summary import phase_entries
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def run_pretraining(run: Run, resume: str) -> None:
     Raises:
         StopRequested: a signal ended training at an update boundary; its state is saved.
     """
-    checkpoint = _find_checkpoint(run, resume)
+    path, state = _find_checkpoint(run, resume)
     last = run.data[-1]
     if run.is_main and not last.manifest.totals("valid").rows:
         log.warning("%s has no held-out rows: there will be no held-out result", last.folder)
@@ -48,20 +49,18 @@ def run_pretraining(run: Run, resume: str) -> None:
         data = run.data[0]
         run.folder.keep_vocabulary(data.vocabulary, asdict(data.manifest.vocabulary))
         _write_summary_head(run, "running")
-        drop_rows_after(run, checkpoint.state if checkpoint else None)
-    first = 0
-    if checkpoint is not None:
-        first = checkpoint.state.phase_index + int(checkpoint.state.is_phase_end)
+        drop_rows_after(run, state)
+    first = 0 if state is None else state.phase_index + int(state.is_phase_end)
     with run.stop, run.watchdog:
         for phase_index in range(first, len(run.config.phases)):
-            run_phase(run, phase_index, checkpoint)
-            checkpoint = load_checkpoint(newest_of(run))
+            run_phase(run, phase_index, path)
+            path = latest_checkpoint(run)
     # A signal from here on ends the process at once: all that training made is saved.
     result = None
     if run.data[-1].manifest.totals("valid").rows:
-        model = model_of(run, checkpoint)
         if run.is_main:
             log.info("evaluating on held-out rows of %s", run.data[-1].folder)
+        model = model_of(run, load_checkpoint(path, with_optimizer=False) if path else None)
         held_out = evaluate_held_out(run.config, run.data[-1], model, run.comm)
         result = held_out.as_dict()
         if run.is_main:
@@ -71,15 +70,15 @@ def run_pretraining(run: Run, resume: str) -> None:
         run.folder.update_summary(phases=phases, held_out=result, status="complete")
 
 
-def _find_checkpoint(run: Run, resume: str) -> Checkpoint | None:
-    """The checkpoint to go on from, the same on every rank, or None for a fresh start."""
+def _find_checkpoint(run: Run, resume: str) -> tuple[Path | None, CheckpointState | None]:
+    """Return the checkpoint to resume from and its state, the same on every rank; else Nones."""
     found = run.comm.together(lambda: _choose(run, resume) if run.is_main else "")
     path = run.comm.broadcast_text(found)
     if not path:
-        return None
+        return None, None
     checkpoint = run.comm.together(lambda: load_checkpoint(Path(path)))
     run.comm.together(as_wrong_settings()(lambda: _check_fits(run, checkpoint)))
-    return checkpoint
+    return checkpoint.path, checkpoint.state
 
 
 def _choose(run: Run, resume: str) -> str:

@@ -45,8 +45,8 @@ class Run:
         return self.world.is_main
 
 
-def newest_of(run: Run) -> Path:
-    """The checkpoint that was just written, on every rank."""
+def latest_checkpoint(run: Run) -> Path:
+    """Return the folder of the checkpoint that was just written, on every rank."""
     text = ""
     if run.is_main:
         text = (run.folder.checkpoints / "latest").read_text().strip()

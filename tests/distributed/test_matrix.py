@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from bert_ds.train import setup
 from bert_ds.world import World
 from tests.support.datasets import make_dataset
 from tests.support.ranks import run_on_ranks
@@ -94,28 +91,3 @@ def test_every_layout_gives_the_same_losses_and_weights(place: Path, world_size:
                 assert difference < TOLERANCE, (run.name, name)
         held_out = summary_of(run)["held_out"]["mlm_loss"]
         assert held_out == pytest.approx(summary_of(reference)["held_out"]["mlm_loss"], rel=1e-5)
-
-
-def pretrain_and_count_engines(world: World, place: Path, run: Path) -> list[int]:
-    """How many of DeepSpeed's engines are alive whenever a phase is built."""
-    counts = []
-    build = setup.build_phase
-
-    def counting(*arguments: Any) -> Any:
-        gc.collect()
-        kinds = [type(each).__name__ for each in gc.get_objects()]
-        counts.append(sum(name == "DeepSpeedEngine" for name in kinds))
-        return build(*arguments)
-
-    setup.build_phase = counting
-    settings = overrides_of("2", 4)
-    pretrain_in_rank(world, place / "recipe", place / "data", run, settings)
-    return counts
-
-
-def test_the_first_phases_engine_is_released_before_the_second_is_built(
-    place: Path, tmp_path: Path
-) -> None:
-    assert not torch.cuda.is_initialized()
-    counts = run_on_ranks(2, pretrain_and_count_engines, tmp_path, place, tmp_path / "run")
-    assert counts == [[0, 0], [0, 0]]
