@@ -8,6 +8,7 @@ settings, 75 stopped on request (start the same command again), 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -20,12 +21,15 @@ from typing import TYPE_CHECKING
 from bert_ds import __version__
 from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, ConfigError, LaunchError, PeerError, StopRequested
+from bert_ds.screen import lasting_screen
 from bert_ds.world import World, world_from_environment
 
 if TYPE_CHECKING:
     from bert_ds.peers import Peers
 
 _SECONDS_FOR_ANOTHER_RANK_TO_TELL = 10.0
+_TRAINING = ("pretrain", "supervise")
+"""Commands that must not end because nobody reads what they print."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +43,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as err:
         print(f"bert-ds: error: {err}", file=sys.stderr)
         return err.exit_code
-    _start_logging(world)
+    with lasting_screen() if arguments.command in _TRAINING else contextlib.nullcontext():
+        _start_logging(world)
+        return _exit_code_of(arguments, command_line, world)
+
+
+def _exit_code_of(arguments: argparse.Namespace, command_line: list[str], world: World) -> int:
+    """Run the command and report what goes wrong."""
     try:
         _run(arguments, command_line, world)
     except BertDsError as err:
@@ -54,6 +64,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _let_others_know(str(err), 1, world)
         return _leave(1)
     except KeyboardInterrupt:
+        if arguments.command == "pretrain" and world.is_main:
+            print(
+                "bert-ds: interrupted; what was trained since the last checkpoint is lost, and the "
+                "same command resumes from there",
+                file=sys.stderr,
+            )
         return _leave(130)
     except Exception as err:  # a fault of ours: it is shown whole, and the rank must not linger
         _leave_the_word_to_the_rank_that_failed(err)

@@ -13,7 +13,14 @@ RANKS="${RANKS:-2}"
 export PATH="$BIN:$PATH"
 export DS_ACCELERATOR=cpu # the demo needs no GPU and uses none
 
-trap 'echo; echo "interrupted; what is done is kept, \"make demo\" goes on from there"; exit 130' INT
+interrupted() {
+  local kept="finished steps are kept, and training up to its last checkpoint"
+  # The launcher hides the exit code of its ranks; the run folder says whether they have saved.
+  grep -q '"status": "interrupted"' "$RUN/summary.json" 2>/dev/null && kept="everything that was done is kept"
+  printf '\ninterrupted; %s; "make demo" resumes from there\n' "$kept"
+  exit 130
+}
+trap interrupted INT
 
 step() {
   printf '\n[%s] %s\n' "$1" "$2"

@@ -23,6 +23,7 @@ from bert_ds.errors import StopRequested, TrainingError, as_wrong_settings
 from bert_ds.model.execution import check_execution, prepare_process
 from bert_ds.peers import current
 from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, plan_run, scaled
+from bert_ds.screen import write_to_screen
 from bert_ds.train import setup
 from bert_ds.train.pretrain import run_pretraining
 from bert_ds.train.run import Run
@@ -116,7 +117,9 @@ def _prepare(
     if world.is_main:
         _announce(config, world, device)
     launchers = launcher_processes() if world.launcher == "torch" else ()
-    stop = StopFlag(launchers, deadline, folder.stop_file if world.is_main else None)
+    stop = StopFlag(launchers, deadline)
+    if world.is_main:
+        stop = StopFlag(launchers, deadline, folder.stop_file, acknowledge=write_to_screen)
     watchdog = Watchdog(world.name, config.watchdog_s, _end_with_all)
     return Run(
         config,

@@ -28,8 +28,9 @@ from bert_ds.commands.elastic import on_hosts_left, value_of
 from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, CheckpointError, ConfigError, StopRequested
 from bert_ds.files import read_json_object
+from bert_ds.screen import write_to_screen
 
-_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _OF_A_KILLED_PROCESS = re.compile(
     "noticed that process rank"  # Open MPI
     "|^= +(PID [0-9]+ RUNNING AT|EXIT CODE:)"  # MPICH
@@ -105,9 +106,8 @@ class _Supervisor:
 
     def _listen(self, source: Iterable[str], screen: TextIO) -> None:
         for line in source:
-            with contextlib.suppress(OSError):  # nobody looks any more: the run goes on
-                screen.write(line)
-                screen.flush()
+            screen.write(line)
+            screen.flush()
             _, mark, error = line.partition("bert-ds: error")
             if mark:
                 self.last_error = error.strip(": \n")
@@ -125,6 +125,10 @@ class _Supervisor:
         """A signal handler. Ranks take SIGUSR1 as the request; launchers that know SIGTERM would
         kill their ranks half a minute later, whether they have saved or not."""
         was_asked, self.asked_to_stop = self.asked_to_stop, True
+        if not was_asked:
+            write_to_screen(
+                "bert-ds supervise: asked to stop; waiting for the run to save its state"
+            )
         if self.stop_file is not None and not was_asked:
             ask_by_file(self.stop_file)
         elif self.process is not None:
@@ -152,7 +156,8 @@ def run(arguments: argparse.Namespace) -> None:
     failures, begun, has_trained = 0, time.monotonic(), False
     present = on_hosts_left(command, output_dir) if arguments.drop_lost_hosts else command
     for number in _ASKING:
-        signal.signal(number, supervisor.ask_to_stop)
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            signal.signal(number, supervisor.ask_to_stop)
     while True:
         before, summary = _progress_of(output_dir), _changed_at(output_dir / "summary.json")
         started = time.monotonic()

@@ -62,7 +62,8 @@ def test_an_interrupted_demo_goes_on_makes_everything_and_does_nothing_twice(
     os.killpg(process.pid, signal.SIGINT)  # Ctrl-C goes to the whole foreground group
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "goes on from there" in stdout
+    assert 'everything that was done is kept; "make demo" resumes from there' in stdout
+    assert "Ctrl-C: saving the state after this update; press it once more" in stderr
     assert "Traceback" not in stderr
     kill(process)  # nothing of it may be left
     again = run("bash", ROOT / "launchers/demo.sh", env=demo)

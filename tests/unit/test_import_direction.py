@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 # Lower layers first. A module may import its own layer and those before it.
 BERT_DS_LAYERS = (
     ("errors",),
-    ("files", "seeding", "batch", "world", "durations"),
+    ("files", "seeding", "batch", "world", "durations", "screen"),
     ("meeting", "peers"),
     ("rendezvous",),
     ("config", "dist"),
