@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from bert_ds import __version__
 from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, ConfigError, LaunchError, PeerError, StopRequested
-from bert_ds.screen import lasting_screen
 from bert_ds.world import World, world_from_environment
+from data_prep.screen import lasting_screen
 
 if TYPE_CHECKING:
     from bert_ds.peers import Peers

@@ -7,6 +7,7 @@ usage, 130 interrupted. Everything heavy is imported by the job that needs it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import logging
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_prep.errors import DataPrepError, UsageError
+from data_prep.screen import lasting_screen
 
 if TYPE_CHECKING:
     from data_prep.plan import ShardOptions
@@ -31,11 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     parsed = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # pieces that the terminal cannot show
+    with lasting_screen() if parsed.job in (_vocab, _shards) else contextlib.nullcontext():
+        return _exit_code_of(parsed)
+
+
+def _exit_code_of(parsed: argparse.Namespace) -> int:
+    """Run the command and report what goes wrong."""
     logging.basicConfig(
         level=logging.INFO, format="bert-prep: %(message)s", stream=sys.stderr, force=True
     )
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # pieces that the terminal cannot show
     try:
         code = int(parsed.job(parsed))
         sys.stdout.flush()

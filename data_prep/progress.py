@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
+
+from data_prep.screen import has_a_screen
 
 _LINE_EVERY_S = 5.0
 
@@ -38,7 +39,7 @@ class Progress:
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
-        if self._is_shown and _has_a_screen():
+        if self._is_shown and has_a_screen(sys.stderr):
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -98,14 +99,3 @@ class Progress:
         if hours:
             return f", about {hours} h {minutes % 60} min left"
         return f", about {minutes} min left" if minutes else f", about {seconds} s left"
-
-
-def _has_a_screen() -> bool:
-    """Whether a bar can be drawn: a terminal, and not one of no size, as containers have them."""
-    if not sys.stderr.isatty():
-        return False
-    try:
-        size = os.get_terminal_size(sys.stderr.fileno())
-    except OSError:
-        return True  # a terminal that does not tell its size
-    return size.columns > 0 and size.lines > 0

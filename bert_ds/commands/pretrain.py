@@ -23,7 +23,6 @@ from bert_ds.errors import StopRequested, TrainingError, as_wrong_settings
 from bert_ds.model.execution import check_execution, prepare_process
 from bert_ds.peers import current
 from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, plan_run, scaled
-from bert_ds.screen import write_to_screen
 from bert_ds.train import setup
 from bert_ds.train.pretrain import run_pretraining
 from bert_ds.train.run import Run
@@ -31,6 +30,7 @@ from bert_ds.train.run_folder import RunFolder, setting_differences
 from bert_ds.train.stop import StopFlag, launcher_processes
 from bert_ds.train.watchdog import Watchdog
 from bert_ds.world import World
+from data_prep.screen import write_to_screen
 
 log = logging.getLogger(__name__)
 

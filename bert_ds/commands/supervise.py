@@ -28,7 +28,7 @@ from bert_ds.commands.elastic import on_hosts_left, value_of
 from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, CheckpointError, ConfigError, StopRequested
 from bert_ds.files import read_json_object
-from bert_ds.screen import write_to_screen
+from data_prep.screen import write_to_screen
 
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _OF_A_KILLED_PROCESS = re.compile(

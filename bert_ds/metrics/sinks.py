@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from bert_ds.metrics.meter import MetricsRow
+from data_prep.screen import has_a_screen
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -237,17 +238,6 @@ class ProgressSink:
             in_all = left + of_an_update * self._total_steps * self._later_work
             text += f", {duration_text(in_all)} in all phases"
         return text
-
-
-def has_a_screen(stream: TextIO) -> bool:
-    """Whether a bar can be drawn: a terminal, and not one of no size, as containers have them."""
-    if not stream.isatty():
-        return False
-    try:
-        size = os.get_terminal_size(stream.fileno())
-    except OSError:
-        return True  # a terminal that does not tell its size
-    return size.columns > 0 and size.lines > 0
 
 
 def summarise(rows: Sequence[MetricsRow]) -> str:

@@ -194,6 +194,25 @@ def test_ctrl_c_ends_promptly_without_traceback_and_the_same_command_goes_on(
     assert folder_bytes(tmp_path / "D") == expected
 
 
+def test_a_preparation_whose_output_nobody_reads_is_made_to_its_end(
+    arguments: list[str], expected: dict[str, bytes], tmp_path: Path
+) -> None:
+    """As behind a `tee` that has died."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, *arguments, "--output-dir", str(tmp_path / "D"), "-j", "1"],
+        stdout=writer,
+        stderr=writer,
+        timeout=TIMEOUT_S,
+        env=environment(),
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 0
+    assert folder_bytes(tmp_path / "D") == expected
+
+
 def test_workers_end_when_the_job_is_killed(arguments: list[str], tmp_path: Path) -> None:
     process = started(arguments, tmp_path / "D", "map/*")
     process.kill()

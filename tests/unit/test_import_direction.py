@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 # Lower layers first. A module may import its own layer and those before it.
 BERT_DS_LAYERS = (
     ("errors",),
-    ("files", "seeding", "batch", "world", "durations", "screen"),
+    ("files", "seeding", "batch", "world", "durations"),
     ("meeting", "peers"),
     ("rendezvous",),
     ("config", "dist"),
@@ -38,11 +38,10 @@ DATA_PREP_BASE = {
     "manifest",
     "masking",
     "randomness",
+    "screen",
     "wordpiece",
 }
-DATA_PREP_FOR_BERT_DS = {
-    "compiled", "errors", "format", "manifest", "masking", "randomness", "wordpiece",
-}  # fmt: skip
+DATA_PREP_FOR_BERT_DS = DATA_PREP_BASE
 
 
 def imports_of(path: Path) -> set[str]:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
-import os
-import pty
-import struct
-import termios
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,6 @@ from bert_ds.metrics.sinks import (
     ProgressSink,
     TensorBoardSink,
     duration_text,
-    has_a_screen,
     keep_rows,
     summarise,
 )
@@ -152,16 +146,6 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
     assert "phase1" in stream.getvalue()
     assert "6/10" in stream.getvalue()
     assert "mlm_acc 0.250" in stream.getvalue()
-
-
-def test_a_terminal_of_no_size_gets_plain_lines() -> None:
-    main, other = pty.openpty()
-    with os.fdopen(main, "rb") as reader, os.fdopen(other, "w") as stream:
-        assert stream.isatty()
-        assert not has_a_screen(stream)
-        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        assert has_a_screen(stream)
-        assert reader.readable()
 
 
 def test_the_rate_of_several_updates_is_sequences_over_seconds() -> None:

@@ -1,8 +1,9 @@
-"""Standard output and standard error that may go away while a long job runs.
+"""The screen: what can be shown there, and a long job that goes on where it goes away.
 
-Whoever reads them can end first: `tee` dies of the same Ctrl-C, a terminal is closed, the disk that
-holds a log fills up. A write then raises OSError in whatever happens to log at that moment, and
-training would end for it without a checkpoint. Here such a write is dropped.
+The reader of standard output and standard error can end first: `tee` dies of the same Ctrl-C, a
+terminal is closed, the disk that holds a log fills up. A write then raises OSError in whatever code
+happens to log at that moment, and training would end without a checkpoint, or a preparation
+half-way. With `lasting_screen` such a write is dropped.
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ class LastingStream:
         """Send everything to /dev/null: pending text would fail once more when Python ends."""
         with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), self._stream.fileno())
+
+
+def has_a_screen(stream: TextIO) -> bool:
+    """Whether a bar can be drawn: a terminal, and not one of no size, as containers have them."""
+    if not stream.isatty():
+        return False
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except OSError:
+        return True  # a terminal that does not know its size
+    return size.columns > 0 and size.lines > 0
 
 
 @contextlib.contextmanager

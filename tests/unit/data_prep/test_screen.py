@@ -1,18 +1,21 @@
-"""Losing the screen never ends a training command."""
+"""Losing the screen never ends a long job."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from bert_ds.screen import LastingStream, lasting_screen, write_to_screen
+from data_prep.screen import LastingStream, has_a_screen, lasting_screen, write_to_screen
 
 
 def pipe_without_a_reader() -> TextIO:
@@ -67,7 +70,7 @@ def test_the_former_streams_come_back() -> None:
 def test_a_process_ends_with_its_own_code_where_nobody_reads() -> None:
     """Python flushes its streams at the end and would end with 120 where that fails."""
     program = (
-        "from bert_ds.screen import lasting_screen\n"
+        "from data_prep.screen import lasting_screen\n"
         "import logging, sys\n"
         "with lasting_screen():\n"
         "    logging.basicConfig(stream=sys.stderr)\n"
@@ -93,3 +96,13 @@ def test_a_line_reaches_the_terminal_behind_a_pipe() -> None:
     with os.fdopen(main, "rb", buffering=0) as terminal:
         assert terminal.read(100).strip() == b"saving"
     os.waitpid(pid, 0)
+
+
+def test_a_terminal_of_no_size_gets_plain_lines() -> None:
+    main, other = pty.openpty()
+    with os.fdopen(main, "rb") as reader, os.fdopen(other, "w") as stream:
+        assert stream.isatty()
+        assert not has_a_screen(stream)
+        fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        assert has_a_screen(stream)
+        assert reader.readable()
