@@ -62,10 +62,15 @@ def test_the_run_folder_holds_what_others_read(finished_run: Path) -> None:
     assert {"torch", "deepspeed", "bert_ds"} <= versions.keys()
     rows = rows_of(finished_run)
     assert [row["global_step"] for row in rows] == [*range(1, 13), *range(1, 9)]
-    # the last row of each flush, here every row, also names the parameters furthest from the median
-    assert all(row.keys() == ROW_KEYS | {"trust_ratios_furthest"} for row in rows)
+    # the last row of each flush, here at every checkpoint, also names the parameters furthest from
+    # the median
+    last_of_flush = {"trust_ratios_furthest"}
+    assert all(
+        row.keys() == ROW_KEYS | (last_of_flush if row["global_step"] % 2 == 0 else set())
+        for row in rows
+    )
     assert all(0 < row["trust_ratio_min"] <= row["trust_ratio_median"] for row in rows)
-    assert all(len(row["trust_ratios_furthest"]) == 10 for row in rows)
+    assert all(len(row.get("trust_ratios_furthest", range(10))) == 10 for row in rows)
     config = json.loads((finished_run / "config.json").read_text())
     assert config["config"]["recipe"] == "tiny"
     assert config["command"].startswith("bert-ds pretrain --recipe")

@@ -35,8 +35,10 @@ def num_rows(run_folder: Path) -> int:
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs between two runs of the same thing."""
-    return {k: v for k, v in row.items() if not k.endswith("_per_s") and k not in _TIMES}
+    """Without what differs between two runs of the same thing: times, and what the last row of a
+    flush has besides; a stop flushes, too."""
+    apart = (*_TIMES, "trust_ratios_furthest")
+    return {k: v for k, v in row.items() if not k.endswith("_per_s") and k not in apart}
 
 
 def final_tensors(run_folder: Path) -> dict[str, torch.Tensor]:
