@@ -69,8 +69,8 @@ def run_bench(options: BenchOptions, json_path: Path | None = None) -> Iterator[
     """
     if options.repeats < 1 or min(options.jobs) < 1:
         raise UsageError("--repeats and -j must be at least 1.")
-    paths = find_inputs(options.inputs).paths
-    size = sum(map(os.path.getsize, paths))
+    files = find_inputs(options.inputs).files
+    size = int(files.sizes.sum())
     with tempfile.TemporaryDirectory(prefix="bert-prep-bench-") as folder:
         vocabulary = options.vocabulary or _train(options, Path(folder) / "vocab.txt")
         _prepare(options, vocabulary, options.jobs[0], Path(folder))
@@ -80,7 +80,7 @@ def run_bench(options: BenchOptions, json_path: Path | None = None) -> Iterator[
             for jobs in options.jobs
         ]
     yield (
-        f"{size / 1e6:.1f} MB in {len(paths)} files to rows of {options.sequence_length}, "
+        f"{size / 1e6:.1f} MB in {len(files)} files to rows of {options.sequence_length}, "
         f"duplicate factor {options.duplicate_factor}; bert_ds {tool_version()}, "
         f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, medians of {options.repeats}"
     )
