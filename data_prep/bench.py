@@ -24,7 +24,7 @@ from statistics import median
 from data_prep.errors import DataPrepError, UsageError
 from data_prep.files import write_json
 from data_prep.inputs import find_inputs
-from data_prep.manifest import SPLITS, load_manifest
+from data_prep.manifest import MANIFEST_NAME, SPLITS, load_manifest
 from data_prep.version import tool_version
 
 
@@ -58,6 +58,9 @@ class Measured:
     rows: int
     peak_mib: float
     """Largest resident memory of a single process."""
+    cpu_s: float
+    """User and system time of all processes."""
+    manifest_bytes: int
 
 
 def run_bench(options: BenchOptions, json_path: Path | None = None) -> Iterator[str]:
@@ -69,20 +72,19 @@ def run_bench(options: BenchOptions, json_path: Path | None = None) -> Iterator[
     """
     if options.repeats < 1 or min(options.jobs) < 1:
         raise UsageError("--repeats and -j must be at least 1.")
-    paths = find_inputs(options.inputs).paths
-    size = sum(map(os.path.getsize, paths))
+    files = find_inputs(options.inputs).files
+    size = int(files.sizes.sum())
     with tempfile.TemporaryDirectory(prefix="bert-prep-bench-") as folder:
-        vocabulary = options.vocabulary or _train(options, Path(folder) / "vocab.txt")
-        _prepare(options, vocabulary, options.jobs[0], Path(folder))
+        vocabulary = options.vocabulary or train(options, Path(folder) / "vocab.txt")
+        prepare(options, vocabulary, options.jobs[0], Path(folder))
         runs = [
-            _prepare(options, vocabulary, jobs, Path(folder))
+            prepare(options, vocabulary, jobs, Path(folder))
             for _ in range(options.repeats)
             for jobs in options.jobs
         ]
     yield (
-        f"{size / 1e6:.1f} MB in {len(paths)} files to rows of {options.sequence_length}, "
-        f"duplicate factor {options.duplicate_factor}; bert_ds {tool_version()}, "
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, medians of {options.repeats}"
+        f"{size / 1e6:.1f} MB in {len(files)} files to rows of {options.sequence_length}, "
+        f"duplicate factor {options.duplicate_factor}; {machine(options)}"
     )
     yield f"{'-j':>4} {'s':>8} {'MB/s':>8} {'rows/s':>10} {'peak MiB':>9}  seconds by stage"
     for jobs in options.jobs:
@@ -98,6 +100,14 @@ def run_bench(options: BenchOptions, json_path: Path | None = None) -> Iterator[
             "runs": [asdict(run) for run in runs],
         }
         write_json(json_path, json.loads(json.dumps(content, default=str)))
+
+
+def machine(options: BenchOptions) -> str:
+    """Return what was measured on, and how often, in words."""
+    return (
+        f"bert_ds {tool_version()}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
+        f"medians of {options.repeats}"
+    )
 
 
 def _total(runs: Sequence[Measured], jobs: int) -> float:
@@ -118,7 +128,7 @@ def _line(runs: Sequence[Measured], size: int) -> str:
     )
 
 
-def _train(options: BenchOptions, path: Path) -> Path:
+def train(options: BenchOptions, path: Path) -> Path:
     """A vocabulary of the text."""
     arguments = ["vocab", "--input", *options.inputs, "--output", str(path)]
     arguments += ["--vocab-size", str(options.vocab_size), *(["--cased"] * options.cased)]
@@ -126,11 +136,22 @@ def _train(options: BenchOptions, path: Path) -> Path:
     return path
 
 
-def _prepare(options: BenchOptions, vocabulary: Path, jobs: int, folder: Path) -> Measured:
-    """One preparation in a process of its own."""
+def prepare(
+    options: BenchOptions, vocabulary: Path, jobs: int, folder: Path, files: Path | None = None
+) -> Measured:
+    """Measure one preparation in a process of its own.
+
+    Args:
+        options: what is measured.
+        vocabulary: the pieces.
+        jobs: number of processes.
+        folder: for what is made, which is removed again.
+        files: a folder of files of one document each, instead of the inputs.
+    """
     output = folder / "D"
     stages = folder / "stages.json"
-    arguments = ["shards", "--input", *options.inputs, "--vocab", str(vocabulary)]
+    inputs = [str(files), "--one-document-per-file"] if files else options.inputs
+    arguments = ["shards", "--input", *inputs, "--vocab", str(vocabulary)]
     arguments += ["--output-dir", str(output), "--duplicate-factor", str(options.duplicate_factor)]
     arguments += ["--sequence-length", str(options.sequence_length), "-j", str(jobs)]
     arguments += [*(["--cased"] * options.cased), "--timings", str(stages)]
@@ -138,10 +159,19 @@ def _prepare(options: BenchOptions, vocabulary: Path, jobs: int, folder: Path) -
     _run(arguments)
     total_s = time.perf_counter() - start
     measured = json.loads(stages.read_text(encoding="utf-8"))
-    manifest = load_manifest(output / f"seq{options.sequence_length}")
+    dataset = output / f"seq{options.sequence_length}"
+    manifest, manifest_bytes = load_manifest(dataset), (dataset / MANIFEST_NAME).stat().st_size
     rows = sum(manifest.totals(split).rows for split in SPLITS)
     shutil.rmtree(output)
-    return Measured(jobs, total_s, measured["stages_s"], rows, measured["peak_mib"])
+    return Measured(
+        jobs,
+        total_s,
+        measured["stages_s"],
+        rows,
+        measured["peak_mib"],
+        measured["cpu_s"],
+        manifest_bytes,
+    )
 
 
 def _run(arguments: Sequence[str]) -> None:

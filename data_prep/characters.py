@@ -17,6 +17,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from data_prep.clean import is_removed
 from data_prep.compiled import compiled, integer
+from data_prep.format import IntArray
 from data_prep.sentences import (
     CLOSING,
     FULL_WIDTH_MARKS,
@@ -189,3 +190,26 @@ def has_flag(data: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint16], flag: i
         if flags[code] & flag:
             return True
     return False
+
+
+@compiled
+def documents_with_flag(
+    data: npt.NDArray[np.uint8],
+    starts: IntArray,
+    ends: IntArray,
+    flags: npt.NDArray[np.uint16],
+    flag: int,
+) -> npt.NDArray[np.bool_]:
+    """Return which documents hold a character beyond ASCII that has `flag`.
+
+    Args:
+        data: UTF-8.
+        starts: int64 [n], first byte of each document.
+        ends: int64 [n], the byte after each.
+        flags: of every character.
+        flag: a single bit.
+    """
+    found = np.zeros(len(starts), np.bool_)
+    for document in range(len(starts)):
+        found[document] = has_flag(data[starts[document] : ends[document]], flags, flag)
+    return found

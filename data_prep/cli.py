@@ -90,7 +90,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
         required=True,
         metavar="PATH",
         help="files or folders of .txt (documents separated by blank lines) or .jsonl, "
-        "also .gz and .zst",
+        "also .gz and .zst; links are followed",
     )
     parser.add_argument(
         "--one-document-per-file", action="store_true", help="a .txt file is one document"
@@ -246,6 +246,13 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--duplicate-factor", type=int, default=1, metavar="K", help="uses of each document (1)")
     add("-j", "--jobs", type=int, nargs="+", default=[1], metavar="N", help="processes (1)")
     add("--repeats", type=int, default=3, metavar="N", help="measured runs of each (3)")
+    add(
+        "--files",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="measure what a file costs: so many files of a document of the text each",
+    )
     add("--json", type=_new_file, metavar="FILE", help="write the figures there")
     parser.set_defaults(job=_bench)
 
@@ -385,6 +392,7 @@ def _stats(parsed: argparse.Namespace) -> int:
 def _bench(parsed: argparse.Namespace) -> int:
     """`bert-prep bench`."""
     from data_prep.bench import BenchOptions, run_bench
+    from data_prep.bench_files import run_files_bench
 
     options = BenchOptions(
         inputs=parsed.inputs,
@@ -396,6 +404,11 @@ def _bench(parsed: argparse.Namespace) -> int:
         jobs=parsed.jobs,
         repeats=parsed.repeats,
     )
-    for line in run_bench(options, parsed.json):
+    lines = (
+        run_files_bench(options, parsed.files, parsed.json)
+        if parsed.files
+        else run_bench(options, parsed.json)
+    )
+    for line in lines:
         print(line, flush=True)
     return 0

@@ -14,13 +14,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from data_prep import characters as ch
-from data_prep.characters import Characters, CharacterTable, has_flag, missing_page
+from data_prep.characters import (
+    Characters,
+    CharacterTable,
+    documents_with_flag,
+    has_flag,
+    missing_page,
+)
 from data_prep.compiled import compiled
 from data_prep.format import IntArray, UnsignedArray, token_dtype
 from data_prep.readers import TextChunk
@@ -214,13 +221,18 @@ class TextEncoder:
                 "documents with characters whose normal form depends on their neighbours take the "
                 "plain way to piece ids (slower)"
             )
+        flags = self._characters.arrays.flags
+        is_irregular = documents_with_flag(
+            np.frombuffer(chunk.data, np.uint8), chunk.starts, chunk.ends, flags, ch.IRREGULAR
+        )
+        borders = np.flatnonzero(np.diff(is_irregular)) + 1
         parts = []
-        for index in range(len(chunk.starts)):
-            start, end = int(chunk.starts[index]), int(chunk.ends[index])
-            alone = _chunk_of(chunk.data[start:end])
-            data = np.frombuffer(alone.data, np.uint8)
-            is_irregular = has_flag(data, self._characters.arrays.flags, ch.IRREGULAR)
-            parts.append(self.encode_plain(alone) if is_irregular else self._scan(alone, data))
+        for first, last in pairwise([0, *borders.tolist(), len(is_irregular)]):
+            part = _part(chunk, first, last)
+            if is_irregular[first]:
+                parts.append(self.encode_plain(part))
+            else:
+                parts.append(self._scan(part, np.frombuffer(part.data, np.uint8)))
         return Encoded(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _scan(self, chunk: TextChunk, data: npt.NDArray[np.uint8]) -> Encoded:
@@ -268,6 +280,18 @@ def content_hash(ids: IntArray, key: np.uint64) -> np.uint64:
 def _chunk_of(data: bytes) -> TextChunk:
     """One document as a chunk."""
     return TextChunk(data, np.zeros(1, np.int64), np.full(1, len(data)), np.zeros(1, np.uint64))
+
+
+def _part(chunk: TextChunk, first: int, last: int) -> TextChunk:
+    """Return documents [first, last) of a chunk, at least one."""
+    start, end = int(chunk.starts[first]), int(chunk.ends[last - 1])
+    rows = slice(first, last)
+    return TextChunk(
+        chunk.data[start:end],
+        chunk.starts[rows] - start,
+        chunk.ends[rows] - start,
+        chunk.offsets[rows],
+    )
 
 
 def _sample(chunk: TextChunk) -> TextChunk:

@@ -64,6 +64,24 @@ class Executor(Protocol):
         """Calls `function` in one process; all get its result or its error."""
         ...
 
+    def gather(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        done: Callable[[Item], None],
+    ) -> list[Result]:
+        """Call `function(item)` for all items on the workers.
+
+        Args:
+            function: does one item; of a module, so that processes find it.
+            items: what is to be done; under MPI those of the root count.
+            done: called in the root process for items that are done, under MPI for its own.
+
+        Returns:
+            The results in the order of the items; nothing but in the root process.
+        """
+        ...
+
     def run(
         self,
         function: Callable[[Path, Item], None],
@@ -104,6 +122,19 @@ class SerialExecutor:
     def on_root(self, function: Callable[[], Result]) -> Result:
         """Calls `function`."""
         return function()
+
+    def gather(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        done: Callable[[Item], None],
+    ) -> list[Result]:
+        """Call `function` for one item after the other."""
+        results = []
+        for item in items:
+            results.append(function(item))
+            done(item)
+        return results
 
     def run(
         self,
@@ -163,7 +194,7 @@ class ProcessExecutor(SerialExecutor):
         Raises:
             DataPrepError: a process died.
         """
-        try:
+        with self._deaths_reported(lambda: was_running(work)):
             futures = {
                 self._submit(_run_task, function, work, item, describe(item)): item
                 for item in items
@@ -171,16 +202,42 @@ class ProcessExecutor(SerialExecutor):
             for future in as_completed(futures):
                 future.result()
                 done(futures[future])
+
+    def gather(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        done: Callable[[Item], None],
+    ) -> list[Result]:
+        """Give items to the processes that are free; a single one is done here, at once.
+
+        Raises:
+            DataPrepError: a process died.
+        """
+        if len(items) < 2:  # the processes may still be importing
+            return super().gather(function, items, done)
+        with self._deaths_reported(list):
+            futures = {self._submit(function, item): item for item in items}
+            for future in as_completed(futures):
+                future.result()
+                done(futures[future])
+            return [future.result() for future in futures]
+
+    @contextmanager
+    def _deaths_reported(self, at_work: Callable[[], list[str]]) -> Iterator[None]:
+        """Raise DataPrepError where a process dies; `at_work` says what was being done."""
+        try:
+            yield
         except BrokenProcessPool as err:
-            running = was_running(work)
-            at_work = f" at work on: {'; '.join(running)}" if running else ""
+            running = at_work()
+            tasks = f" at work on: {'; '.join(running)}" if running else ""
             raise DataPrepError(
                 f"a worker process died: it was killed, perhaps for want of memory, with "
-                f"{self.size} processes{at_work}. Finished tasks are kept: run the same command "
+                f"{self.size} processes{tasks}. Finished tasks are kept: run the same command "
                 "again, with a smaller -j if memory is short."
             ) from err
 
-    def _submit(self, function: Callable[..., None], *arguments: Any) -> Future[None]:
+    def _submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
         """Hands a call to the pool, which is made for the first."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
@@ -299,6 +356,39 @@ class MpiExecutor:
             raise error
         return result  # type: ignore[no-any-return]  # a broadcast carries any type
 
+    def gather(
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        done: Callable[[Item], None],
+    ) -> list[Result]:
+        """Share the items out in turn; each rank does its own.
+
+        Raises:
+            DataPrepError: on all ranks, what one of them met.
+        """
+        shares = [items[rank :: self.size] for rank in range(self.size)] if self.is_root else None
+        results: list[Result] = []
+        error: DataPrepError | None = None
+        try:
+            for item in self._communicator.scatter(shares, root=0):
+                results.append(function(item))
+                if self.is_root:
+                    done(item)
+        except DataPrepError as err:
+            error = err
+        self._raise_of_any(error)
+        gathered = self._communicator.gather(results, root=0)
+        if not self.is_root:
+            return []
+        return [gathered[number % self.size][number // self.size] for number in range(len(items))]
+
+    def _raise_of_any(self, error: DataPrepError | None) -> None:
+        """Raise the error of the first rank that has one, on all ranks."""
+        errors = [err for err in self._communicator.allgather(error) if err is not None]
+        if errors:
+            raise errors[0]
+
     def run(
         self,
         function: Callable[[Path, Item], None],
@@ -329,9 +419,7 @@ class MpiExecutor:
         except DataPrepError as err:
             _create(claims / _FAILED)
             error = err
-        errors = [err for err in self._communicator.allgather(error) if err is not None]
-        if errors:
-            raise errors[0]
+        self._raise_of_any(error)
         if self.is_root:
             self._tell(claims, items, told, done)
             shutil.rmtree(claims, ignore_errors=True)

@@ -17,6 +17,8 @@ from data_prep.errors import DataError, OutputError
 from data_prep.manifest import dumps
 
 TEMPORARY_SUFFIX = ".tmp"
+WORK_NAME = "work"
+"""The folder of an unfinished preparation in its output folder."""
 _READ_BYTES = 1 << 20
 
 
@@ -105,9 +107,10 @@ def read_work_json(path: Path) -> Any:
 
 def damaged_work(path: Path, err: Exception) -> str:
     """The message where a file of a work folder cannot be used."""
+    work = next((parent for parent in path.parents if parent.name == WORK_NAME), path.parent)
     return (
         f"{path}: cannot be read ({type(err).__name__}: {err}); the unfinished preparation is "
-        f"damaged: remove {path.parent.parent} and run the command again."
+        f"damaged: remove {work} and run the command again."
     )
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from data_prep.errors import DataError
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Version of the data contract; a reader refuses every other."""
 
 PAIR_LABEL_NAMES = ("next_sentence_label", "sentence_order_label")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +41,14 @@ class Group:
     leaving: list[int]
     """Content hashes of the documents to leave out in sections of this one."""
 
-    def sources(self) -> Iterator[tuple[int, Section]]:
-        """Map task and section of everything to read."""
-        rows = zip(self.tasks.tolist(), self.sections.tolist(), strict=True)
-        return ((task, Section(*section)) for task, section in rows)
+    def spills(self) -> Iterator[tuple[int, list[Section]]]:
+        """Yield the map tasks with the sections to read in their spills, by increasing offset."""
+        order = np.lexsort((self.sections["offset"], self.tasks))
+        tasks = self.tasks[order]
+        rows = [Section(*section) for section in self.sections[order].tolist()]
+        borders = np.flatnonzero(np.diff(tasks, prepend=-1)).tolist()
+        for first, last in pairwise([*borders, len(rows)]):
+            yield int(tasks[first]), rows[first:last]
 
 
 class Promotions(NamedTuple):

@@ -1,8 +1,9 @@
 """The manifest of a dataset folder: what the shards hold, how they came about, their checksums.
 
 `manifest.json` is written last, so that a folder with a manifest is complete. It is readable,
-deterministic, and names nothing of the machine but the inputs as they were given. Reading it costs
-no look at the shards: `data_prep.verify` compares the two.
+deterministic, and names nothing of the machine but the inputs as they were given. Its size depends
+on the shards, not on the number of input files. Reading it costs no look at the shards:
+`data_prep.verify` compares the two.
 """
 
 from __future__ import annotations
@@ -65,20 +66,46 @@ class VocabularyEntry:
 
 @dataclass(frozen=True)
 class InputEntry:
-    """One input file."""
+    """One of the paths that were given, or what is left of many."""
 
     path: str
-    """The name as it was given (below a folder that was given)."""
+    """As it was given; for the rest of many, how many paths these are."""
+    files: int
+    """Files in it."""
     bytes: int
-    """Size of the file."""
+    """Size of all of them."""
     sha256: str
-    """Checksum of the file, hexadecimal."""
-    weight: float = 1.0
-    """How often its documents are used, as a multiple of the duplicate factor."""
+    """Checksum over the sizes and contents of its files in order, hexadecimal."""
+    weight: float | None
+    """How often its documents are used, as a multiple of the duplicate factor; None where the
+    paths of one entry have different weights."""
+
+
+@dataclass(frozen=True)
+class InputSummary:
+    """All input files together: of bounded size, however many there are."""
+
+    files: int
+    bytes: int
+    sha256: str
+    """Checksum over the sizes, contents and weights of all files in order, hexadecimal; no name
+    is in it, nor under which of the given paths a file was found."""
+    given: tuple[InputEntry, ...]
+    """The paths that were given, in order."""
 
     def identity(self) -> list[Any]:
         """What of it decides the bytes of a dataset, as plain JSON values."""
-        return [self.bytes, self.sha256, self.weight]
+        return [self.files, self.bytes, self.sha256]
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as plain JSON values."""
+        return {**vars(self), "given": [vars(entry).copy() for entry in self.given]}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> InputSummary:
+        """The reverse of `to_json`; KeyError or TypeError where a field is wrong."""
+        given = tuple(InputEntry(**entry) for entry in content["given"])
+        return cls(**{**content, "given": given})
 
 
 @dataclass(frozen=True)
@@ -112,7 +139,7 @@ class Manifest:
     vocabulary: VocabularyEntry
     parameters: Mapping[str, Any]
     """Every parameter of the preparation, the seed included."""
-    inputs: tuple[InputEntry, ...]
+    inputs: InputSummary
     train_shards: tuple[ShardEntry, ...]
     valid_shards: tuple[ShardEntry, ...]
     train_totals: Totals
@@ -146,7 +173,7 @@ def _fingerprint(manifest: Manifest) -> str:
     content.pop("fingerprint")
     content.pop("tool_version")
     content.pop("unknown_characters")
-    content["inputs"] = [entry.identity() for entry in manifest.inputs]
+    content["inputs"] = manifest.inputs.identity()
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -162,7 +189,7 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
         "pair_label_name": manifest.pair_label_name,
         "vocabulary": vars(manifest.vocabulary).copy(),
         "parameters": dict(manifest.parameters),
-        "inputs": [vars(entry).copy() for entry in manifest.inputs],
+        "inputs": manifest.inputs.to_json(),
         "documents": manifest.documents,
         "repeated_documents": manifest.repeated_documents,
         "unknown_characters": [list(entry) for entry in manifest.unknown_characters],
@@ -208,7 +235,7 @@ def from_json(content: Mapping[str, Any]) -> Manifest:
         pair_label_name=content["pair_label_name"],
         vocabulary=VocabularyEntry(**content["vocabulary"]),
         parameters=dict(content["parameters"]),
-        inputs=tuple(InputEntry(**entry) for entry in content["inputs"]),
+        inputs=InputSummary.from_json(content["inputs"]),
         train_shards=shards["train"],
         valid_shards=shards["valid"],
         train_totals=totals["train"],

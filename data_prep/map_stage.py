@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.encode import Encoded, TextEncoder
-from data_prep.errors import DataError, InputError
+from data_prep.errors import DataError
+from data_prep.file_chunks import read_files
 from data_prep.files import atomic_file, crc32_file, read_work_json, write_work_json
 from data_prep.format import token_dtype
 from data_prep.manifest import VOCABULARY_NAME
-from data_prep.plan import Plan, Segment, load_plan
+from data_prep.plan import Plan, load_plan, stored_files
 from data_prep.randomness import keyed_hash, keyed_words
-from data_prep.readers import TextChunk, read_chunks
 from data_prep.spill import SpillWriter, section_table
 from data_prep.wordpiece import load_vocabulary
 
@@ -54,9 +54,9 @@ class MapResult(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """Documents of one input."""
+    """Documents of some inputs."""
 
-    input: int
+    inputs: npt.NDArray[np.uint32]
     offsets: npt.NDArray[np.uint64]
     encoded: Encoded
 
@@ -115,24 +115,24 @@ def run_map_task(work: Path, task: int) -> None:
     plan, encoder = load_plan(work), encoder_of(work)
     encoder.take_unknown()
     key = np.uint64(keyed_hash(plan.options.seed, "documents"))
+    num_buckets = np.uint64(plan.num_buckets)
     train: set[int] = set()
     valid: set[int] = set()
     skipped = 0
     contents: list[npt.NDArray[np.uint64]] = []
     with atomic_file(spill_path(work, task), is_durable=False) as file:
         writer = SpillWriter(file, token_dtype(plan.vocabulary.size))
-        for batch in _batches(plan, task, encoder):
+        for batch in _batches(work, plan, task, encoder):
             is_text = batch.encoded.num_sentences > 0
             skipped += int(np.count_nonzero(~is_text))
             encoded = _without_empty(batch.encoded, is_text)
-            offsets = batch.offsets[is_text]
-            inputs = np.full(len(offsets), batch.input, np.uint32)
+            inputs, offsets = batch.inputs[is_text], batch.offsets[is_text]
             is_valid = is_held_out(encoded.content, plan.options.valid_fraction)
             contents.append(encoded.content)
             _keep_named(train, encoded.content[~is_valid], is_lowest=True)
             _keep_named(valid, encoded.content[is_valid], is_lowest=False)
-            bucket = keyed_words(key, _BUCKET, inputs, offsets) % np.uint64(plan.num_buckets)
-            writer.add(encoded, (batch.input, offsets), is_valid, bucket.astype(np.int64))
+            bucket = keyed_words(key, _BUCKET, inputs, offsets) % num_buckets
+            writer.add(encoded, (inputs, offsets), is_valid, bucket.astype(np.int64))
         writer.flush()
         contents_offset = file.tell()
         for part in contents:
@@ -184,24 +184,17 @@ def _without_empty(encoded: Encoded, is_text: npt.NDArray[np.bool_]) -> Encoded:
     )
 
 
-def _batches(plan: Plan, task: int, encoder: TextEncoder) -> Iterator[_Batch]:
+def _batches(work: Path, plan: Plan, task: int, encoder: TextEncoder) -> Iterator[_Batch]:
     """The documents of a task; all pieces of a document that was cut have its first one's hash."""
     last_content = None
-    for number, segment in enumerate(plan.tasks[task]):
-        for chunk in _read(plan, segment):
-            if number == 0 and last_content is None:
-                encoder.check(chunk)
-            encoded = encoder.encode(chunk)
-            if chunk.is_continued and last_content is not None:
-                encoded.content[0] = last_content
-            last_content = encoded.content[-1]
-            yield _Batch(segment.input, chunk.offsets, encoded)
-
-
-def _read(plan: Plan, segment: Segment) -> Iterator[TextChunk]:
-    """The chunks of a segment; an unreadable place is reported with the input."""
-    path = plan.inputs[segment.input].path
-    try:
-        yield from read_chunks(path, plan.options.text_format, segment.start, segment.end)
-    except OSError as err:
-        raise InputError(f"{path}: cannot be read ({err.strerror or err}).") from err
+    segment = plan.tasks[task]
+    files = stored_files(work, plan).part(segment.first, segment.last)
+    chunks = read_files(files, plan.options.text_format, segment.first, segment.start, segment.end)
+    for chunk, inputs in chunks:
+        if last_content is None:
+            encoder.check(chunk)
+        encoded = encoder.encode(chunk)
+        if chunk.is_continued and last_content is not None:
+            encoded.content[0] = last_content
+        last_content = encoded.content[-1]
+        yield _Batch(inputs, chunk.offsets, encoded)

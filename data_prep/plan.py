@@ -2,24 +2,31 @@
 
 The identity (parameters, vocabulary, inputs) decides every byte of the result; the tasks do not.
 The plan lies in the work folder, so that an interrupted preparation goes on with its own tasks, and
-one with another identity is refused.
+one with another identity is refused. Nothing in it grows with the number of input files but the
+columns of `data_prep.input_files`, which lie in a file of their own.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from data_prep.errors import DataError, UsageError
 from data_prep.files import write_json
-from data_prep.format import FORMAT_VERSION
+from data_prep.format import FORMAT_VERSION, IntArray
+from data_prep.input_files import InputFiles, StoredFiles, remove_other_files, write_files
+from data_prep.input_hashes import FILE_BYTES, runs
 from data_prep.inputs import TextFormat, is_compressed
-from data_prep.manifest import InputEntry, Manifest, VocabularyEntry
+from data_prep.manifest import InputSummary, Manifest, VocabularyEntry
 from data_prep.masking import MaskingKind
 from data_prep.pairs import PairKind, PairRules, RandomNext
 from data_prep.readers import cut_points
@@ -27,7 +34,7 @@ from data_prep.sentences import check_rule
 from data_prep.version import tool_version
 
 PLAN_NAME = "plan.json"
-WORK_VERSION = 3
+WORK_VERSION = 4
 """Version of the files of a work folder; one of another version is not gone on with."""
 SHORTEST_SEQUENCE = 8
 LONGEST_SEQUENCE = 65_535  # `length` is uint16
@@ -39,6 +46,8 @@ _SMALLEST_TASK_BYTES, _LARGEST_TASK_BYTES = 2 << 20, 256 << 20
 _WANTED_TASKS = 256
 _PROGRAM_BYTES = 320 << 20  # of a worker before it has read a document
 _TOKENS_A_ROW = 64  # of a document, at 128; a function of the lengths would change with them
+_NAMED = 5
+_NAMES_AT_ONCE = 1 << 16
 _PACKED = 5  # how much smaller compressed text is taken to be
 
 
@@ -118,11 +127,15 @@ def check_options(options: ShardOptions) -> None:
 
 @dataclass(frozen=True)
 class Segment:
-    """Part of an input file: the documents that begin in [start, end)."""
+    """A map task: the documents of files [first, last), or part of a single file."""
 
-    input: int
+    first: int
+    last: int
+    """Equal to `first` where there is nothing to do."""
     start: int = 0
+    """Of the documents, those that begin at this byte of the file or later."""
     end: int | None = None
+    """Of the documents, those that begin before this byte of the file; None is its end."""
 
 
 @dataclass(frozen=True)
@@ -131,25 +144,33 @@ class Plan:
 
     options: ShardOptions
     vocabulary: VocabularyEntry
-    inputs: tuple[InputEntry, ...]
-    tasks: tuple[tuple[Segment, ...], ...]
-    """Map tasks; each is some segments."""
+    inputs: InputSummary
+    tasks: tuple[Segment, ...]
+    text_bytes: int
+    """About how many bytes of text there are in all files."""
+    weights: tuple[tuple[int, float], ...]
+    """The number of a file, and the weight that it and those after it have."""
+    files_name: str = field(default="", compare=False)
+    """Where in the work folder the columns of all files lie; set by `load_plan`."""
+
+    def weights_of(self, inputs: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
+        """Return the weights of some files, float64 [n], by their numbers."""
+        first, weights = zip(*self.weights, strict=True)
+        found = np.searchsorted(first, inputs, side="right") - 1
+        return np.array(weights, np.float64)[found]
 
     @property
     def most_group_tokens(self) -> int:
         """Tokens that a worker can hold at once, with the rows that are made of them."""
-        copies = self.options.duplicate_factor * max(entry.weight for entry in self.inputs)
+        copies = self.options.duplicate_factor * max(weight for _, weight in self.weights)
         bytes_a_token = 12 + 90 * copies / _TOKENS_A_ROW
         return int((self.options.memory_per_worker - _PROGRAM_BYTES) / bytes_a_token)
 
     @property
     def num_buckets(self) -> int:
         """Fine buckets that documents are hashed into; a function of the size of the inputs."""
-        size = sum(
-            entry.bytes * (_PACKED if is_compressed(entry.path) else 1) for entry in self.inputs
-        )
-        wanted = min(_BUCKETS, -(-size // _BUCKET_BYTES))
-        of_memory = -(-2 * size // self.most_group_tokens)  # a token is 2 bytes or more
+        wanted = min(_BUCKETS, -(-self.text_bytes // _BUCKET_BYTES))
+        of_memory = -(-2 * self.text_bytes // self.most_group_tokens)  # a token is 2 bytes or more
         return max(1, min(_MOST_BUCKETS, max(wanted, of_memory)))
 
     def identity(self) -> dict[str, Any]:
@@ -159,7 +180,7 @@ class Plan:
             "tool_version": tool_version(),
             "vocabulary": asdict(self.vocabulary),
             "parameters": {k: _plain(v) for k, v in asdict(self.options).items()},
-            "inputs": [entry.identity() for entry in self.inputs],
+            "inputs": self.inputs.to_json(),
         }
 
 
@@ -171,81 +192,119 @@ def _plain(value: Any) -> Any:
 def make_plan(
     options: ShardOptions,
     vocabulary: VocabularyEntry,
-    inputs: Sequence[InputEntry],
+    inputs: InputSummary,
+    files: InputFiles,
     task_bytes: int | None = None,
 ) -> Plan:
-    """Cuts the inputs into map tasks.
+    """Cut the inputs into map tasks.
 
     Args:
         options: parameters.
         vocabulary: its entry in the manifests.
-        inputs: the input files in order.
+        inputs: the input files, summed up.
+        files: the input files.
         task_bytes: bytes of a task; None chooses by the size of the inputs. Never changes a byte
             of the result.
     """
-    size = sum(entry.bytes for entry in inputs)
-    wanted = min(max(size // _WANTED_TASKS, _SMALLEST_TASK_BYTES), _LARGEST_TASK_BYTES)
+    costs = files.sizes + FILE_BYTES
+    wanted = min(max(int(costs.sum()) // _WANTED_TASKS, _SMALLEST_TASK_BYTES), _LARGEST_TASK_BYTES)
     step = task_bytes or wanted
-    tasks: list[tuple[Segment, ...]] = []
-    gathered: list[Segment] = []
-    gathered_bytes = 0
-    for segment, segment_bytes in _segments(options, inputs, step):
-        if gathered and gathered_bytes + segment_bytes > step:
-            tasks.append(tuple(gathered))
-            gathered, gathered_bytes = [], 0
-        gathered.append(segment)
-        gathered_bytes += segment_bytes
-    return Plan(options, vocabulary, tuple(inputs), (*tasks, tuple(gathered)))
+    tasks: list[Segment] = []
+    for first, last in runs(costs, step):
+        tasks += _segments(options, files, first, last, step)
+    weights = files.weights
+    changes = np.flatnonzero(np.diff(weights, prepend=-1.0))
+    return Plan(
+        options,
+        vocabulary,
+        inputs,
+        tuple(tasks),
+        _text_bytes(files),
+        tuple((int(first), float(weights[first])) for first in changes),
+    )
 
 
 def _segments(
-    options: ShardOptions, inputs: Sequence[InputEntry], step: int
-) -> Iterator[tuple[Segment, int]]:
-    """Segments of about `step` bytes or whole files, with their sizes."""
-    for index, entry in enumerate(inputs):
-        cuts = [0, *cut_points(entry.path, options.text_format, entry.bytes, step)]
-        for start, end in pairwise(cuts):
-            yield Segment(index, start, end), end - start
-        yield Segment(index, cuts[-1]), entry.bytes - cuts[-1]
+    options: ShardOptions, files: InputFiles, first: int, last: int, step: int
+) -> Iterator[Segment]:
+    """Yield the tasks of some files: one for several, parts of about `step` bytes of one."""
+    size = int(files.sizes[first])
+    cuts = [0]
+    if last == first + 1 and size > step:
+        cuts += cut_points(files.path(first), options.text_format, size, step)
+    for start, end in pairwise([*cuts, None]):
+        yield Segment(first, last, start or 0, end)
 
 
-def mended_plan(there: Plan, now: Plan) -> tuple[Plan, list[int]] | None:
-    """The plan of an interrupted preparation some of whose inputs have other content now.
+def _text_bytes(files: InputFiles) -> int:
+    """Return about how many bytes the files have once they are decompressed."""
+    size = int(files.sizes.sum())
+    for first in range(0, len(files), _NAMES_AT_ONCE):
+        last = min(first + _NAMES_AT_ONCE, len(files))
+        packed = [is_compressed(os.fsdecode(path)) for path in files.paths(first, last)]
+        size += (_PACKED - 1) * int(files.sizes[first:last][np.array(packed)].sum())
+    return size
+
+
+def repaired_plan(there: Plan, now: Plan, changed: IntArray) -> tuple[Plan, list[int]] | None:
+    """Return the plan of an interrupted preparation some of whose inputs were changed.
 
     Args:
         there: the interrupted plan.
-        now: the plan for the inputs as they are.
+        now: the plan for the inputs as they are, as many as in the other.
+        changed: the numbers of the files that have other content, in increasing order.
 
     Returns:
         A plan that keeps the tasks without changed inputs under their numbers, and the numbers of
         tasks whose results are of no more use; None where the two differ in more.
     """
     old, new = there.identity(), now.identity()
-    pairs = list(zip(old.pop("inputs"), new.pop("inputs"), strict=False))
-    is_other = old != new or len(there.inputs) != len(now.inputs)
-    if is_other or there.num_buckets != now.num_buckets:
+    del old["inputs"], new["inputs"]
+    if old != new or there.num_buckets != now.num_buckets:
         return None
-    changed = {index for index, (before, after) in enumerate(pairs) if before != after}
-    touched = [
-        number
-        for number, task in enumerate(there.tasks)
-        if any(segment.input in changed for segment in task)
-    ]
-    of_touched = [segment for number in touched for segment in there.tasks[number]]
-    kept = [segment for segment in of_touched if segment.input not in changed]
-    anew = [segment for task in now.tasks for segment in task if segment.input in changed]
-    tasks = [() if number in touched else task for number, task in enumerate(there.tasks)]
-    return replace(now, tasks=(*tasks, *((segment,) for segment in (*kept, *anew)))), touched
+    touched = [number for number, task in enumerate(there.tasks) if _changed_in(task, changed)]
+    kept = [part for number in touched for part in _unchanged_parts(there.tasks[number], changed)]
+    again = [part for task in now.tasks for part in _changed_parts(task, changed)]
+    is_touched = set(touched)
+    tasks = [Segment(0, 0) if n in is_touched else task for n, task in enumerate(there.tasks)]
+    return replace(now, tasks=(*tasks, *kept, *again)), touched
 
 
-def write_plan(plan: Plan, work: Path) -> None:
-    """Writes the plan into the work folder."""
-    tasks = [
-        [[segment.input, segment.start, segment.end] for segment in task] for task in plan.tasks
-    ]
-    paths = [entry.path for entry in plan.inputs]
-    about = {"work_version": WORK_VERSION, "paths": paths, "tasks": tasks}
-    write_json(work / PLAN_NAME, {**plan.identity(), **about})
+def _changed_in(task: Segment, changed: IntArray) -> list[int]:
+    """Return which of the files of a task are among the changed ones, in order."""
+    first, last = np.searchsorted(changed, [task.first, task.last])
+    return [int(index) for index in changed[first:last]]
+
+
+def _changed_parts(task: Segment, changed: IntArray) -> Iterator[Segment]:
+    """Yield what of a task lies in changed files."""
+    for index in _changed_in(task, changed):
+        yield replace(task, first=index, last=index + 1)
+
+
+def _unchanged_parts(task: Segment, changed: IntArray) -> Iterator[Segment]:
+    """Yield what of a task does not lie in changed files."""
+    borders = _changed_in(task, changed)
+    for first, last in zip(
+        [task.first, *(n + 1 for n in borders)], [*borders, task.last], strict=True
+    ):
+        if first < last:
+            yield replace(task, first=first, last=last)
+
+
+def write_plan(plan: Plan, files: InputFiles, work: Path) -> None:
+    """Write the plan into the work folder; the former one is valid until the last moment."""
+    name = write_files(files, work)
+    content = {
+        **plan.identity(),
+        "work_version": WORK_VERSION,
+        "files": name,
+        "tasks": [[task.first, task.last, task.start, task.end] for task in plan.tasks],
+        "text_bytes": plan.text_bytes,
+        "weights": [list(entry) for entry in plan.weights],
+    }
+    write_json(work / PLAN_NAME, content)
+    remove_other_files(work, name)
 
 
 @lru_cache(maxsize=1)
@@ -258,6 +317,11 @@ def load_plan(work: Path) -> Plan:
     path = work / PLAN_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if content["work_version"] != WORK_VERSION:
+            version = content["work_version"]
+            raise ValueError(
+                f"its work_version is {version}, that of this bert-prep {WORK_VERSION}"
+            )
         parameters: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in content["parameters"].items()
@@ -265,11 +329,11 @@ def load_plan(work: Path) -> Plan:
         return Plan(
             ShardOptions(**parameters),
             VocabularyEntry(**content["vocabulary"]),
-            tuple(
-                InputEntry(name, *entry)
-                for name, entry in zip(content["paths"], content["inputs"], strict=True)
-            ),
-            tuple(tuple(Segment(*segment) for segment in task) for task in content["tasks"]),
+            InputSummary.from_json(content["inputs"]),
+            tuple(Segment(*task) for task in content["tasks"]),
+            content["text_bytes"],
+            tuple((first, weight) for first, weight in content["weights"]),
+            content["files"],
         )
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise DataError(
@@ -278,13 +342,18 @@ def load_plan(work: Path) -> Plan:
         ) from err
 
 
+def stored_files(work: Path, plan: Plan) -> StoredFiles:
+    """Return the input files of a plan that was loaded."""
+    return StoredFiles(work / plan.files_name)
+
+
 def manifest_identity(manifest: Manifest) -> dict[str, Any]:
     """What decided the bytes of a finished dataset folder, as `dataset_identity` gives it."""
     return {
         "format_version": manifest.format_version,
         "vocabulary": asdict(manifest.vocabulary),
         "parameters": dict(manifest.parameters),
-        "inputs": [entry.identity() for entry in manifest.inputs],
+        "inputs": manifest.inputs.to_json(),
     }
 
 
@@ -296,26 +365,46 @@ def dataset_identity(plan: Plan, index: int) -> dict[str, Any]:
 
 
 def differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two identities, in words."""
+    """Return what differs between two identities, in words."""
     found = []
     for key in sorted({*there, *now}):
         old, new = there.get(key), now.get(key)
         if old == new:
             continue
-        if isinstance(old, Mapping) and isinstance(new, Mapping):
+        if key == "inputs":
+            found += _input_difference(old, new)
+        elif isinstance(old, Mapping) and isinstance(new, Mapping):
             found += differences(old, new, f"{key} ")
-        elif key == "inputs":
-            found.append(_input_difference(old or [], new or []))
         else:
             found.append(f"{prefix}{key}: {old} there, {new} now")
     return found
 
 
-def _input_difference(old: Sequence[Any], new: Sequence[Any]) -> str:
-    """How two lists of inputs differ, in words."""
-    if len(old) != len(new):
-        return f"inputs: {len(old)} files there, {len(new)} now"
+def _input_difference(old: Any, new: Any) -> list[str]:
+    """Return how two summaries of inputs differ, in words; nothing where only names do."""
+    try:
+        before, after = InputSummary.from_json(old), InputSummary.from_json(new)
+    except (KeyError, TypeError):
+        return ["inputs: recorded by another version"]
+    if before.identity() == after.identity():
+        return []
+    if before.files != after.files:
+        return [
+            f"inputs: {before.files} files there, {after.files} now{_first_other(before, after)}"
+        ]
     changed = [
-        number for number, pair in enumerate(zip(old, new, strict=True), 1) if pair[0] != pair[1]
+        f"the {'weight' if entry.sha256 == other.sha256 else 'content'} of {other.path}"
+        for entry, other in zip(before.given, after.given, strict=False)
+        if (entry.sha256, entry.weight) != (other.sha256, other.weight)
     ]
-    return f"inputs: the content of file {', '.join(map(str, changed[:5]))} of {len(new)}"
+    is_one_to_one = len(before.given) == len(after.given) and changed
+    return [f"inputs: {', '.join(changed[:_NAMED]) if is_one_to_one else 'other content'}"]
+
+
+def _first_other(before: InputSummary, after: InputSummary) -> str:
+    """Return the first of the paths given that holds another number of files, in words."""
+    if len(before.given) == len(after.given) > 1:
+        for old, new in zip(before.given, after.given, strict=True):
+            if old.files != new.files:
+                return f" (in {new.path} {old.files} there, {new.files} now)"
+    return ""

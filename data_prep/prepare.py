@@ -7,19 +7,22 @@ again, and gives the bytes of one that was not.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
+
+import numpy as np
 
 from data_prep import map_stage, reduce_stage
 from data_prep.errors import InputError
 from data_prep.executor import Executor
-from data_prep.files import read_work_json, write_json
+from data_prep.files import WORK_NAME, read_work_json, write_json
 from data_prep.finalise import finalise
+from data_prep.format import IntArray
 from data_prep.groups import choose_promotions, group_bytes, make_groups, write_group
+from data_prep.input_files import StoredFiles
 from data_prep.manifest import SPLITS
 from data_prep.map_stage import run_map_task
-from data_prep.plan import Plan, check_options, load_plan
+from data_prep.plan import Plan, Segment, check_options, load_plan, stored_files
 from data_prep.progress import Progress
 from data_prep.recipes import read_phases
 from data_prep.reduce_stage import ReduceTask, dataset_folder, run_reduce_task
@@ -27,10 +30,10 @@ from data_prep.stats import summary_lines
 from data_prep.work_folder import (
     GROUPS_DONE_NAME,
     INPUT_ERROR_NAME,
-    WORK_NAME,
     Preparation,
     discard,
     only_one,
+    ready_inputs,
     ready_plan,
 )
 
@@ -71,14 +74,13 @@ def _prepare(preparation: Preparation, folders: Sequence[Path], executor: Execut
     work = preparation.output_dir / WORK_NAME
     clock = preparation.clock
     with clock.stage("plan"):
-        plan = executor.on_root(lambda: ready_plan(preparation))
-    if plan is None:
+        is_needed = _plan(preparation, executor)
+    if not is_needed:
         return
-    stamps = executor.on_root(lambda: _stamps(plan))
+    plan = load_plan(work)
     try:
         with clock.stage("map"):
             _map(work, plan, executor)
-            executor.on_root(lambda: _check_unchanged(plan, stamps))
     except InputError as err:
         if executor.is_root:
             write_json(work / INPUT_ERROR_NAME, {"error": str(err)})
@@ -94,6 +96,12 @@ def _prepare(preparation: Preparation, folders: Sequence[Path], executor: Execut
         if executor.is_root:
             discard(work, folders)
         raise
+
+
+def _plan(preparation: Preparation, executor: Executor) -> bool:
+    """Write the plan into the work folder; return False where there is nothing to do."""
+    inputs = ready_inputs(preparation, executor)
+    return executor.on_root(lambda: inputs is not None and ready_plan(preparation, inputs))
 
 
 def _finalise(
@@ -118,7 +126,8 @@ def _map(work: Path, plan: Plan, executor: Executor) -> None:
     everything = range(len(plan.tasks))
     # Asked once: two ranks that look at different times would share different lists.
     begun = set(executor.on_root(lambda: [t for t in everything if map_stage.is_begun(work, t)]))
-    sizes = [_task_bytes(plan, task) for task in everything]
+    files = stored_files(work, plan)
+    sizes = _task_bytes(plan.tasks, files.sizes())
     # Those that are only to be checked first, then large ones, so that all end together.
     ordered = sorted(everything, key=lambda task: (task not in begun, -sizes[task]))
     with Progress("map", sum(sizes), "B", executor.is_root) as progress:
@@ -128,44 +137,26 @@ def _map(work: Path, plan: Plan, executor: Executor) -> None:
             work,
             ordered,
             lambda task: progress.advance(0 if task in begun else sizes[task]),
-            lambda task: _task_in_words(plan, task),
+            lambda task: _task_in_words(files, plan.tasks[task]),
         )
 
 
-def _stamps(plan: Plan) -> list[tuple[int, int]]:
-    """Size and time of the last change of every input."""
-    try:
-        found = [os.stat(entry.path) for entry in plan.inputs]
-    except OSError as err:
-        raise InputError(f"{err.filename}: cannot be read ({err.strerror}).") from err
-    return [(status.st_size, status.st_mtime_ns) for status in found]
-
-
-def _check_unchanged(plan: Plan, before: Sequence[tuple[int, int]]) -> None:
-    """InputError where an input was changed since its checksum was taken."""
-    for entry, then, now in zip(plan.inputs, before, _stamps(plan), strict=True):
-        if then != now:
-            raise InputError(
-                f"{entry.path}: changed while it was read; run the command again when it is done."
-            )
-
-
-def _task_in_words(plan: Plan, task: int) -> str:
-    """The inputs of a map task."""
-    names = []
-    for segment in plan.tasks[task][:_NAMED_INPUTS]:
-        end = "the end" if segment.end is None else segment.end
-        names.append(f"{plan.inputs[segment.input].path} (bytes {segment.start} to {end})")
-    more = len(plan.tasks[task]) - len(names)
+def _task_in_words(files: StoredFiles, task: Segment) -> str:
+    """Return the inputs of a map task, in words."""
+    named = files.part(task.first, min(task.last, task.first + _NAMED_INPUTS))
+    end = "the end" if task.end is None else task.end
+    names = [f"{named.path(index)} (bytes {task.start} to {end})" for index in range(len(named))]
+    more = task.last - task.first - len(named)
     return ", ".join(names) + (f" and {more} more" if more else "")
 
 
-def _task_bytes(plan: Plan, task: int) -> int:
-    """Bytes of input that a map task reads."""
-    return sum(
-        (plan.inputs[segment.input].bytes if segment.end is None else segment.end) - segment.start
-        for segment in plan.tasks[task]
-    )
+def _task_bytes(tasks: Sequence[Segment], sizes: IntArray) -> list[int]:
+    """Return the bytes of input that each map task reads."""
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    return [
+        (int(ends[task.last] - ends[task.first]) if task.end is None else task.end) - task.start
+        for task in tasks
+    ]
 
 
 def _group(work: Path, plan: Plan) -> list[ReduceTask]:
@@ -190,7 +181,7 @@ def _make_groups(work: Path, plan: Plan) -> None:
     if not any(len(result.sections) for result in results):
         skipped = sum(result.skipped for result in results)
         raise InputError(
-            f"--input: {len(plan.inputs)} files and no document with text in them "
+            f"--input: {plan.inputs.files} files and no document with text in them "
             f"({skipped} documents without a piece); give files that hold text."
         )
     skipped = sum(result.skipped for result in results)

@@ -24,13 +24,14 @@ import numpy.typing as npt
 from data_prep.compiled import compiled
 from data_prep.errors import InputError
 from data_prep.format import IntArray
-from data_prep.inputs import TextFormat, is_compressed, is_json_lines
+from data_prep.inputs import TextFormat, is_compressed, is_gzip, is_json_lines, is_zstandard
 from data_prep.zstandard_file import open_zstandard
 
 LONGEST_PIECE = 8 << 20
 """Bytes; a longer document is cut."""
-_CHUNK_BYTES = 2 << 20
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+CHUNK_BYTES = 2 << 20
+"""Of a file that is read at a time."""
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TextChunk(NamedTuple):
@@ -69,9 +70,9 @@ def open_text(path: str) -> BinaryIO:
         InputError: the file cannot be opened.
     """
     try:
-        if path.endswith(".gz"):
+        if is_gzip(path):
             return cast(BinaryIO, gzip.open(path, "rb"))
-        if path.endswith(".zst"):
+        if is_zstandard(path):
             return cast(BinaryIO, open_zstandard(path))
         return open(path, "rb")
     except OSError as err:
@@ -116,13 +117,13 @@ class _TextCutter:
 
     def chunks(self) -> Iterator[TextChunk]:
         """All chunks."""
-        self._fill(_CHUNK_BYTES)
-        if self._offset == 0 and self._data.startswith(_BYTE_ORDER_MARK):
-            self._drop(len(_BYTE_ORDER_MARK))
+        self._fill(CHUNK_BYTES)
+        if self._offset == 0 and self._data.startswith(BYTE_ORDER_MARK):
+            self._drop(len(BYTE_ORDER_MARK))
         while self._data:
             starts, ends = self._documents()
             if not len(starts) and not self._is_last:
-                self._fill(len(self._data) + max(len(self._data), _CHUNK_BYTES))
+                self._fill(len(self._data) + max(len(self._data), CHUNK_BYTES))
                 continue
             if len(starts):
                 yield from self._chunk(starts, ends)
@@ -130,7 +131,7 @@ class _TextCutter:
                     return
             else:
                 self._drop(len(self._data))
-            self._fill(_CHUNK_BYTES)
+            self._fill(CHUNK_BYTES)
 
     def _fill(self, size: int) -> None:
         """Reads on until `_data` has `size` bytes or the file ends."""
@@ -160,7 +161,7 @@ class _TextCutter:
         data = np.frombuffer(self._data, np.uint8)
         starts = np.empty(size // 2 + 1, np.int64)
         ends = np.empty_like(starts)
-        found = _find_documents(data, self._is_last, LONGEST_PIECE, starts, ends)
+        found = find_documents(data, self._is_last, LONGEST_PIECE, starts, ends)
         return starts[:found], ends[:found]
 
     def _chunk(self, starts: IntArray, ends: IntArray) -> Iterator[TextChunk]:
@@ -183,7 +184,7 @@ class _TextCutter:
             self._is_cut &= kept == len(starts)
         if kept:
             data = self._data[: int(ends[kept - 1])]
-            _decoded(self._path, data, self._offset)
+            decoded(self._path, data, self._offset)
             yield TextChunk(data, starts[:kept], ends[:kept], offsets[:kept], is_continued)
         self._drop(used)
 
@@ -204,22 +205,28 @@ class _TextCutter:
             while self._data[place] & 0xC0 == 0x80:
                 place -= 1
         while not self._is_last and not self._data[place:].strip():
-            self._fill(len(self._data) + _CHUNK_BYTES)
+            self._fill(len(self._data) + CHUNK_BYTES)
         line_end = self._data.find(b"\n", place)
         is_blank = line_end >= 0 and not self._data[place:line_end].strip()
         return place, line_end + 1 if is_blank else place
 
 
 @compiled
-def _find_documents(
+def find_documents(
     data: npt.NDArray[np.uint8], is_last: bool, longest: int, starts: IntArray, ends: IntArray
 ) -> int:
-    """Runs of lines that hold more than white space.
+    """Find runs of lines that hold more than white space.
 
-    The last one counts where nothing comes after `data`, or where it is longer than `longest`.
+    Args:
+        data: UTF-8, from the begin of a line on.
+        is_last: nothing comes after `data`; otherwise its last run does not count, unless it is
+            longer than `longest`.
+        longest: bytes of a document that is not cut.
+        starts: gets the first byte of each.
+        ends: gets the byte after each.
 
     Returns:
-        How many; `starts` and `ends` get their bounds.
+        How many.
     """
     found, line, start, end = 0, 0, -1, 0
     while line < len(data):
@@ -248,7 +255,7 @@ def _find_documents(
     return found
 
 
-def _decoded(path: str, data: bytes, offset: int) -> str:
+def decoded(path: str, data: bytes, offset: int) -> str:
     """`data`, at `offset` of the file, as text; InputError where it is not UTF-8."""
     try:
         return data.decode("utf-8")
@@ -268,19 +275,38 @@ def _json_chunks(
     texts: list[bytes] = []
     offsets: list[int] = []
     size = 0
-    for line in _lines(file, path, start):
-        if end is not None and line.offset >= end:
-            break
-        if line.content.strip():
-            content = _decoded(path, line.content, line.offset)
-            texts.append(_json_text(path, line, content, field))
-            offsets.append(line.offset)
-            size += len(texts[-1])
-        if size >= _CHUNK_BYTES:
+    for offset, text in json_documents(path, file, start, end, field):
+        texts.append(text)
+        offsets.append(offset)
+        size += len(text)
+        if size >= CHUNK_BYTES:
             yield _joined(texts, offsets)
             texts, offsets, size = [], [], 0
     if texts:
         yield _joined(texts, offsets)
+
+
+def json_documents(
+    path: str, file: BinaryIO, start: int, end: int | None, field: str
+) -> Iterator[tuple[int, bytes]]:
+    """Yield offset, and text in `field` as UTF-8, of every line that is not blank.
+
+    Args:
+        path: the name of the file, for errors.
+        file: its decompressed bytes, at `start`.
+        start: byte offset of a line.
+        end: byte offset; no line that begins there or later is read. None reads to the end.
+        field: the field of a line that holds the document.
+
+    Raises:
+        InputError: see `read_chunks`.
+    """
+    for line in _lines(file, path, start):
+        if end is not None and line.offset >= end:
+            return
+        if line.content.strip():
+            content = decoded(path, line.content, line.offset)
+            yield line.offset, _json_text(path, line, content, field)
 
 
 def _joined(texts: list[bytes], offsets: list[int]) -> TextChunk:
@@ -295,8 +321,8 @@ def _lines(file: BinaryIO, path: str, start: int) -> Iterator[_Line]:
     offset = start
     try:
         for content in file:
-            is_marked = offset == 0 and content.startswith(_BYTE_ORDER_MARK)
-            skipped = len(_BYTE_ORDER_MARK) if is_marked else 0
+            is_marked = offset == 0 and content.startswith(BYTE_ORDER_MARK)
+            skipped = len(BYTE_ORDER_MARK) if is_marked else 0
             yield _Line(offset + skipped, content[skipped:])
             offset += len(content)
     except (OSError, EOFError, zlib.error) as err:
@@ -351,7 +377,8 @@ def cut_points(path: str, text_format: TextFormat, size: int, step: int) -> list
         Increasing offsets, each at the begin of a line where a document may begin; 0 and `size`
         are not among them. Empty where the file must be read as a whole.
     """
-    if is_compressed(path) or (text_format.one_document_per_file and not is_json_lines(path)):
+    is_one_document = text_format.one_document_per_file and not is_json_lines(path)
+    if size <= step or is_compressed(path) or is_one_document:
         return []
     cuts: list[int] = []
     with open_text(path) as file:
@@ -370,7 +397,7 @@ def cut_points(path: str, text_format: TextFormat, size: int, step: int) -> list
 def _skip_line(file: BinaryIO) -> bool:
     """Goes behind the next line end; whether the line holds more than white space."""
     has_text = False
-    while part := file.readline(_CHUNK_BYTES):
+    while part := file.readline(CHUNK_BYTES):
         has_text |= bool(part.strip())
         if part.endswith(b"\n"):
             break

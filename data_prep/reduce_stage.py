@@ -36,7 +36,7 @@ from data_prep.plan import Plan, ShardOptions, load_plan
 from data_prep.randomness import keyed_hash, keyed_words
 from data_prep.rows import assemble
 from data_prep.shard_writer import write_shards
-from data_prep.spill import Columns, joined, read_section
+from data_prep.spill import Columns, joined, read_sections
 from data_prep.totals import TotalsSummer
 from data_prep.wordpiece import Vocabulary, load_vocabulary
 
@@ -170,15 +170,16 @@ def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
     arriving, leaving = np.array(group.arriving, np.uint64), np.array(group.leaving, np.uint64)
     dtype = token_dtype(plan.vocabulary.size)
     parts = []
-    for number, section in group.sources():
-        columns = read_section(spill_path(work, number), section, dtype)
-        content = columns.documents["content"]
-        if section.is_valid != (task.split == "valid"):
-            columns = columns.taken(np.flatnonzero(np.isin(content, arriving)))
-        elif len(leaving):
-            columns = columns.taken(np.flatnonzero(~np.isin(content, leaving)))
-        if len(columns.documents):
-            parts.append(columns)
+    for number, sections in group.spills():
+        read = read_sections(spill_path(work, number), sections, dtype)
+        for section, columns in zip(sections, read, strict=True):
+            content = columns.documents["content"]
+            if section.is_valid != (task.split == "valid"):
+                columns = columns.taken(np.flatnonzero(np.isin(content, arriving)))
+            elif len(leaving):
+                columns = columns.taken(np.flatnonzero(~np.isin(content, leaving)))
+            if len(columns.documents):
+                parts.append(columns)
     return ordered_documents(joined(parts), plan.options.seed) if parts else None
 
 
@@ -200,7 +201,7 @@ def _numbers(columns: Columns, seed: int, purpose: int) -> npt.NDArray[np.uint64
 
 def _documents(columns: Columns, plan: Plan) -> Documents:
     """The documents as rows are made of them."""
-    weights = np.array([entry.weight for entry in plan.inputs])[columns.documents["input"]]
+    weights = plan.weights_of(columns.documents["input"])
     share = _numbers(columns, plan.options.seed, _COPIES) / 2.0**64
     copies = np.floor(plan.options.duplicate_factor * weights + share).astype(np.int64)
     return Documents(

@@ -2,16 +2,18 @@
 
 A map task writes one spill. A section holds documents of one split and one fine bucket, so that a
 reduce task reads only what it needs; a task that meets much text writes sections of the same bucket
-more than once, and so holds little of it in memory. Which split a document is in is decided by its
-text alone: equal texts always lie on the same side.
+more than once, and so holds little of it in memory. Sections may be small, down to a single
+document: those of one split that follow each other are read at once. Which split a document is in
+is decided by its text alone: equal texts always lie on the same side.
 
 Legend: D documents, S sentences, T tokens of a section.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -28,6 +30,7 @@ _DOCUMENT = np.dtype(
     [("input", "<u4"), ("offset", "<u8"), ("content", "<u8"), ("sentences", "<u4")]
 )
 _HELD_TOKENS = 1 << 22
+_VALID = 1 << 32  # above every bucket: sections of one split lie together
 
 
 class Section(NamedTuple):
@@ -124,7 +127,7 @@ class SpillWriter:
     def add(
         self,
         encoded: Encoded,
-        place: tuple[int, npt.NDArray[np.uint64]],
+        place: tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]],
         is_valid: npt.NDArray[np.bool_],
         bucket: IntArray,
     ) -> None:
@@ -132,7 +135,7 @@ class SpillWriter:
 
         Args:
             encoded: the documents; each holds a piece.
-            place: their input, and the offset of each in it.
+            place: the input of each, and its offset there.
             is_valid: bool [D], whether each is held out.
             bucket: int64 [D].
         """
@@ -140,7 +143,7 @@ class SpillWriter:
         documents["input"], documents["offset"] = place
         documents["content"], documents["sentences"] = encoded.content, encoded.num_sentences
         columns = Columns(documents, encoded.sentence_lengths, encoded.ids)
-        self._held.append((columns, 2 * bucket + is_valid))
+        self._held.append((columns, bucket + is_valid * _VALID))
         self._held_tokens += len(encoded.ids)
         if self._held_tokens >= _HELD_TOKENS:
             self.flush()
@@ -167,7 +170,7 @@ class SpillWriter:
                 columns.sentence_lengths[first:last],
                 columns.ids[int(tokens[first]) : int(tokens[last])],
             )
-            bucket, is_valid = divmod(int(keys[start]), 2)
+            is_valid, bucket = divmod(int(keys[start]), _VALID)
             self.sections.append(_write_section(self._file, bool(is_valid), bucket, part))
 
 
@@ -181,23 +184,52 @@ def _write_section(file: BinaryIO, is_valid: bool, bucket: int, columns: Columns
     return Section(is_valid, bucket, offset, *counts)
 
 
-def read_section(path: Path, section: Section, dtype: np.dtype[Any]) -> Columns:
-    """Reads one section of a spill.
+def read_sections(
+    path: Path, sections: Sequence[Section], dtype: np.dtype[Any]
+) -> Iterator[Columns]:
+    """Read some sections of a spill; those that lie end to end by one read.
+
+    Args:
+        path: the spill.
+        sections: in increasing order of their offsets.
+        dtype: dtype of piece ids.
 
     Raises:
         DataError: it is missing or cut off.
     """
+    sizes = [_bytes_of(section, dtype) for section in sections]
+    ends = [section.offset + size for section, size in zip(sections, sizes, strict=True)]
+    borders = [
+        number for number in range(1, len(sections)) if sections[number].offset != ends[number - 1]
+    ]
     try:
         with path.open("rb") as file:
-            file.seek(section.offset)
-            documents = np.fromfile(file, _DOCUMENT, section.documents)
-            lengths = np.fromfile(file, np.uint32, section.sentences)
-            ids = np.fromfile(file, dtype, section.tokens)
+            for first, last in pairwise([0, *borders, len(sections)]):
+                start = sections[first].offset
+                file.seek(start)
+                data = file.read(ends[last - 1] - start)
+                if len(data) != ends[last - 1] - start:
+                    raise DataError(damaged_work(path, ValueError("it is cut off")))
+                for section in sections[first:last]:
+                    yield _section_in(data, section, section.offset - start, dtype)
     except OSError as err:
         raise DataError(damaged_work(path, err)) from err
-    if len(ids) != section.tokens:
-        raise DataError(damaged_work(path, ValueError("it is cut off")))
-    return Columns(documents, lengths, ids)
+
+
+def _bytes_of(section: Section, dtype: np.dtype[Any]) -> int:
+    """Return the size of a section in its spill."""
+    of_documents = section.documents * _DOCUMENT.itemsize + section.sentences * 4
+    return of_documents + section.tokens * dtype.itemsize
+
+
+def _section_in(data: bytes, section: Section, place: int, dtype: np.dtype[Any]) -> Columns:
+    """Return the section that begins at byte `place` of `data`."""
+    documents = np.frombuffer(data, _DOCUMENT, section.documents, place)
+    place += documents.nbytes
+    lengths = np.frombuffer(data, np.uint32, section.sentences, place)
+    return Columns(
+        documents, lengths, np.frombuffer(data, dtype, section.tokens, place + lengths.nbytes)
+    )
 
 
 def joined(columns: Iterable[Columns]) -> Columns:

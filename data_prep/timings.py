@@ -25,9 +25,13 @@ class StageClock:
             self.stages_s[name] = self.stages_s.get(name, 0.0) + time.perf_counter() - start
 
     def to_json(self) -> dict[str, Any]:
-        """Seconds by stage, and `peak_mib`: of this process or of a worker that has ended."""
-        kib = max(
-            resource.getrusage(who).ru_maxrss
-            for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        )
-        return {"stages_s": self.stages_s, "peak_mib": kib / 1024}
+        """Seconds by stage; `peak_mib`, of this process or of a worker that has ended, and `cpu_s`,
+        user and system time of all of them."""
+        usages = [
+            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
+        return {
+            "stages_s": self.stages_s,
+            "peak_mib": max(usage.ru_maxrss for usage in usages) / 1024,
+            "cpu_s": sum(usage.ru_utime + usage.ru_stime for usage in usages),
+        }

@@ -14,13 +14,14 @@ import numpy as np
 
 from data_prep.clean import clean_document
 from data_prep.errors import DataError, UsageError
+from data_prep.file_chunks import read_files
 from data_prep.files import atomic_file, make_folder, sha256_file, write_json
-from data_prep.inputs import TextFormat, find_inputs, hash_input
-from data_prep.manifest import InputEntry
+from data_prep.input_files import InputFiles, summary_of
+from data_prep.input_hashes import hash_here
+from data_prep.inputs import TextFormat, find_inputs
 from data_prep.plan import differences
 from data_prep.progress import Progress
 from data_prep.randomness import keyed_hash, keyed_words
-from data_prep.readers import read_chunks
 from data_prep.version import tool_version
 from data_prep.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
 from data_prep.wordpiece import Vocabulary, load_vocabulary
@@ -62,19 +63,19 @@ def make_vocabulary(job: VocabularyJob) -> str:
     """
     if job.output.suffix == ".json":
         raise UsageError(f"--output {job.output}: the record takes the name in .json; use .txt.")
-    entries = [hash_input(path) for path in find_inputs(job.inputs, [job.output]).paths]
+    found = find_inputs(job.inputs, [job.output])
+    with Progress("inputs", int(found.files.sizes.sum()), "B") as progress:
+        files = hash_here(found.files, progress.advance)
+    inputs = summary_of(files, job.inputs, found.first).to_json()
     if job.sample_bytes is not None and job.sample_bytes < 1:
         raise UsageError(f"--sample-bytes {job.sample_bytes}: must be at least 1.")
     parameters = {**asdict(job.options), **asdict(job.text_format)}
     parameters["sample_bytes"] = job.sample_bytes
-    identity = {
-        "parameters": parameters,
-        "inputs": [[entry.bytes, entry.sha256] for entry in entries],
-    }
+    identity = {"parameters": parameters, "inputs": inputs}
     if job.output.exists() and not job.overwrite and _is_up_to_date(job.output, identity):
         return f"{job.output} is up to date: made from the same inputs and parameters."
     make_folder(job.output.parent)
-    texts = _texts(entries, job.text_format, job.sample_bytes)
+    texts = _texts(files, job.text_format, job.sample_bytes)
     pieces = train_vocabulary(count_words(texts), job.options)
     content = "".join(f"{piece}\n" for piece in pieces).encode()
     record_path(job.output).unlink(missing_ok=True)  # never a record of another vocabulary
@@ -85,7 +86,7 @@ def make_vocabulary(job: VocabularyJob) -> str:
         "vocab_sha256": hashlib.sha256(content).hexdigest(),
         "num_pieces": len(pieces),
         "parameters": parameters,
-        "inputs": [asdict(entry) for entry in entries],
+        "inputs": inputs,
     }
     write_json(record_path(job.output), record)
     if len(pieces) < job.options.size:
@@ -93,22 +94,23 @@ def make_vocabulary(job: VocabularyJob) -> str:
     return f"{job.output}: {len(pieces)} pieces."
 
 
-def _texts(
-    entries: Sequence[InputEntry], text_format: TextFormat, sample_bytes: int | None
-) -> Iterator[str]:
+def _texts(files: InputFiles, text_format: TextFormat, sample_bytes: int | None) -> Iterator[str]:
     """The text, or documents drawn from it, cleaned as it will be before it is tokenised."""
-    total = sum(entry.bytes for entry in entries)
+    total = int(files.sizes.sum())
     share = 1.0 if sample_bytes is None else sample_bytes / max(total, 1)
     key = np.uint64(keyed_hash("vocabulary sample"))
     with Progress("words", total, "B") as progress:
-        for number, entry in enumerate(entries):
-            for chunk in read_chunks(entry.path, text_format):
-                inputs = np.full(len(chunk.offsets), number, np.uint32)
-                is_drawn = keyed_words(key, 0, inputs, chunk.offsets) < share * 2.0**64
-                for index in np.flatnonzero(is_drawn):
-                    document = chunk.data[int(chunk.starts[index]) : int(chunk.ends[index])]
-                    yield from clean_document(document.decode())
-            progress.advance(entry.bytes)
+        ends = np.cumsum(files.sizes)
+        done = 0
+        for chunk, inputs in read_files(files, text_format):
+            is_drawn = keyed_words(key, 0, inputs, chunk.offsets) < share * 2.0**64
+            for index in np.flatnonzero(is_drawn):
+                document = chunk.data[int(chunk.starts[index]) : int(chunk.ends[index])]
+                yield from clean_document(document.decode())
+            first = int(inputs[-1])  # of this file more may come
+            before = int(ends[first - 1]) if first else 0
+            progress.advance(before - done)
+            done = before
 
 
 def _is_up_to_date(output: Path, identity: Mapping[str, Any]) -> bool:
@@ -119,10 +121,7 @@ def _is_up_to_date(output: Path, identity: Mapping[str, Any]) -> bool:
             f"--output {output}: exists, with no record of how it was made; give --overwrite to "
             "replace it."
         )
-    there = {
-        "parameters": record.get("parameters", {}),
-        "inputs": [[entry["bytes"], entry["sha256"]] for entry in record.get("inputs", [])],
-    }
+    there = {"parameters": record.get("parameters", {}), "inputs": record.get("inputs")}
     found = differences(there, identity)
     if found:
         raise UsageError(

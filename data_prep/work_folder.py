@@ -15,15 +15,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from data_prep import map_stage
 from data_prep.errors import DataError, UsageError
 from data_prep.executor import CLAIMS_NAME, RUNNING_NAME, Executor, was_running
-from data_prep.files import TEMPORARY_SUFFIX, atomic_file, make_folder, read_work_json
-from data_prep.inputs import find_inputs, hash_inputs
+from data_prep.files import (
+    TEMPORARY_SUFFIX,
+    WORK_NAME,
+    atomic_file,
+    make_folder,
+    read_work_json,
+)
+from data_prep.format import IntArray
+from data_prep.input_files import InputFiles, is_of_files, summary_of
+from data_prep.input_hashes import hash_files, hash_items, with_digests
+from data_prep.inputs import FoundInputs, find_inputs
 from data_prep.manifest import (
     MANIFEST_NAME,
     SPLITS,
     VOCABULARY_NAME,
+    InputSummary,
     VocabularyEntry,
     load_manifest,
 )
@@ -37,7 +49,8 @@ from data_prep.plan import (
     load_plan,
     make_plan,
     manifest_identity,
-    mended_plan,
+    repaired_plan,
+    stored_files,
     write_plan,
 )
 from data_prep.progress import Progress
@@ -48,11 +61,11 @@ from data_prep.wordpiece import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-WORK_NAME = "work"
 GROUPS_DONE_NAME = "groups.json"
 INPUT_ERROR_NAME = "input_error.json"
 """What was wrong with an input; such a work folder is gone on with after the input was changed."""
 _HIGHEST_WEIGHT = 1_000
+_NAMED = 5
 _WORK_FOLDERS = ("map", "groups", "reduce")
 
 
@@ -107,22 +120,54 @@ def _lock(output: Path) -> int | None:
     return descriptor
 
 
-def ready_plan(preparation: Preparation) -> Plan | None:
-    """The plan to work on, written into the work folder; None where all is done already."""
-    apart = [preparation.output_dir, Path(preparation.vocabulary_path)]
+@dataclass(frozen=True)
+class Inputs:
+    """The input files and what manifests say of them."""
+
+    files: InputFiles
+    summary: InputSummary
+
+
+def ready_inputs(preparation: Preparation, executor: Executor) -> Inputs | None:
+    """Find the inputs in the root process, and take their checksums on all workers.
+
+    Returns:
+        The inputs; None but in the root process.
+
+    Raises:
+        UsageError: see `find_inputs`, or weights that do not fit.
+        InputError: a file cannot be read.
+    """
+    found: list[FoundInputs] = []
+    executor.on_root(lambda: found.append(_found(preparation)))
+    items = hash_items(found[0].files) if found else []
+    size = sum(item.bytes for item in items)
+    with Progress("inputs", size, "B", executor.is_root) as progress:
+        digests = executor.gather(hash_files, items, lambda item: progress.advance(item.bytes))
+    if not found:
+        return None
+    files = with_digests(found[0].files, digests)
+    return Inputs(files, summary_of(files, preparation.inputs, found[0].first))
+
+
+def _found(preparation: Preparation) -> FoundInputs:
+    """Return the input files with their weights."""
     weights = _weights(preparation)
+    apart = [preparation.output_dir, Path(preparation.vocabulary_path)]
     found = find_inputs(preparation.inputs, apart)
-    with Progress("inputs", sum(map(os.path.getsize, found.paths)), "B") as progress:
-        hashed = hash_inputs(found.paths, progress.advance)
-    entries = [
-        replace(entry, weight=weights[given])
-        for entry, given in zip(hashed, found.given, strict=True)
-    ]
+    of_files = np.repeat(np.array(weights, np.float64), np.diff(found.first))
+    return found._replace(files=replace(found.files, weights=of_files))
+
+
+def ready_plan(preparation: Preparation, inputs: Inputs) -> bool:
+    """Write the plan to work on into the work folder; return False where all is done already."""
     vocabulary = preparation.vocabulary
     entry = VocabularyEntry(
         vocabulary.sha256, len(vocabulary), vocabulary.lowercase, vocabulary.strip_accents
     )
-    plan = make_plan(preparation.options, entry, entries, preparation.task_bytes)
+    plan = make_plan(
+        preparation.options, entry, inputs.summary, inputs.files, preparation.task_bytes
+    )
     missing = [
         index
         for index in range(len(plan.options.sequence_length))
@@ -131,12 +176,14 @@ def ready_plan(preparation: Preparation) -> Plan | None:
     work = preparation.output_dir / WORK_NAME
     if not missing:
         _discard_finished(work)
-        return None
+        return False
     of_missing = replace(plan, options=_only_lengths(plan.options, missing))
     if (work / PLAN_NAME).is_file():
-        return _resumed(work, plan, of_missing, Path(preparation.vocabulary_path))
-    _start(work, of_missing, Path(preparation.vocabulary_path))
-    return of_missing
+        _resume(work, plan, of_missing, inputs.files, Path(preparation.vocabulary_path))
+    else:
+        _start(work, of_missing, inputs.files, Path(preparation.vocabulary_path))
+    load_plan.cache_clear()
+    return True
 
 
 def _weights(preparation: Preparation) -> Sequence[float]:
@@ -173,9 +220,10 @@ def _remove_work(work: Path) -> None:
     ours = {PLAN_NAME, GROUPS_DONE_NAME, VOCABULARY_NAME, INPUT_ERROR_NAME, *_WORK_FOLDERS}
     ours |= {RUNNING_NAME, CLAIMS_NAME}
     names = {path.name for path in work.iterdir() if not path.name.endswith(TEMPORARY_SUFFIX)}
-    if names - ours:
+    foreign = sorted(name for name in names - ours if not is_of_files(name))
+    if foreign:
         raise DataError(
-            f"{work}: holds {', '.join(sorted(names - ours)[:3])}, which is none of bert-prep's; "
+            f"{work}: holds {', '.join(foreign[:3])}, which is none of bert-prep's; "
             "the preparation needs this name, choose another --output-dir."
         )
     shutil.rmtree(work)
@@ -218,8 +266,10 @@ def _refusal(folder: Path, what: str, found: Sequence[str]) -> str:
     )
 
 
-def _resumed(work: Path, plan: Plan, of_missing: Plan, vocabulary_path: Path) -> Plan:
-    """The plan of an interrupted run, if it is `plan`, or `plan` for the lengths not yet made."""
+def _resume(
+    work: Path, plan: Plan, of_missing: Plan, files: InputFiles, vocabulary_path: Path
+) -> None:
+    """Continue an interrupted run, if it is `plan`, or `plan` for the lengths not yet made."""
     load_plan.cache_clear()
     there = load_plan(work)
     wanted = plan if differences(there.identity(), of_missing.identity()) else of_missing
@@ -229,44 +279,50 @@ def _resumed(work: Path, plan: Plan, of_missing: Plan, vocabulary_path: Path) ->
         if content.get(name) != now:
             found.append(f"{name}: {content.get(name)} there, {now} now")
     if found and (work / INPUT_ERROR_NAME).is_file():
-        return _mended(work, there, of_missing, vocabulary_path)
+        _repair(work, there, of_missing, files, vocabulary_path)
+        return
     if found:
+        changed = _changed(work, there, files)
+        names = ", ".join(files.path(int(index)) for index in changed[:_NAMED])
+        found += [f"changed files: {names}"] if names else []
         raise DataError(_refusal(work, "an unfinished preparation", found))
-    if [entry.path for entry in there.inputs] != [entry.path for entry in wanted.inputs]:
-        there = _rewritten(work, replace(there, inputs=wanted.inputs))
+    # With the names as they are now, and the times by which a change is noticed.
+    write_plan(replace(there, inputs=wanted.inputs), files, work)
     _say_what_was_running(work)
     _remove_temporary(work)
     logger.info("%s: going on with an interrupted preparation", work.parent)
-    return there
 
 
-def _mended(work: Path, there: Plan, plan: Plan, vocabulary_path: Path) -> Plan:
-    """The plan after an input was found wanting and the inputs were changed; what can is kept."""
-    mended = None if (work / GROUPS_DONE_NAME).is_file() else mended_plan(there, plan)
-    if mended is None:
-        logger.info("%s: other inputs or parameters than before, beginning anew", work.parent)
+def _changed(work: Path, there: Plan, files: InputFiles) -> IntArray:
+    """Return the numbers of the files that differ from those of a plan of as many files; none
+    where their number differs."""
+    stored = stored_files(work, there)
+    if len(stored) != len(files):
+        return np.zeros(0, np.int64)
+    return stored.part(0, len(stored)).changed(files)
+
+
+def _repair(work: Path, there: Plan, plan: Plan, files: InputFiles, vocabulary_path: Path) -> None:
+    """Continue after an input error and a change of the inputs; keep what is still valid."""
+    repaired = None
+    if there.inputs.files == plan.inputs.files and not (work / GROUPS_DONE_NAME).is_file():
+        repaired = repaired_plan(there, plan, _changed(work, there, files))
+    if repaired is None:
+        logger.info("%s: other inputs or parameters than before, starting again", work.parent)
         discard(work, [dataset_folder(work, n) for n in there.options.sequence_length])
-        _start(work, plan, vocabulary_path)
-        return plan
-    for number in mended[1]:
+        _start(work, plan, files, vocabulary_path)
+        return
+    for number in repaired[1]:
         map_stage.result_path(work, number).unlink(missing_ok=True)
     _remove_temporary(work)
     logger.info(
-        "%s: inputs have changed; %d of %d map tasks are done anew",
+        "%s: inputs have changed; %d of %d map tasks are done again",
         work.parent,
-        len(mended[1]),
+        len(repaired[1]),
         len(there.tasks),
     )
-    rewritten = _rewritten(work, mended[0])
+    write_plan(repaired[0], files, work)
     (work / INPUT_ERROR_NAME).unlink()
-    return rewritten
-
-
-def _rewritten(work: Path, plan: Plan) -> Plan:
-    """The plan, once it lies in the work folder."""
-    write_plan(plan, work)
-    load_plan.cache_clear()
-    return plan
 
 
 def _remove_temporary(work: Path) -> None:
@@ -285,7 +341,7 @@ def _say_what_was_running(work: Path) -> None:
         logger.info("the run before ended while at work on %s", "; ".join(running))
 
 
-def _start(work: Path, plan: Plan, vocabulary_path: Path) -> None:
+def _start(work: Path, plan: Plan, files: InputFiles, vocabulary_path: Path) -> None:
     """Makes the folders; the plan comes last."""
     _remove_work(work)
     for name in _WORK_FOLDERS:
@@ -300,8 +356,7 @@ def _start(work: Path, plan: Plan, vocabulary_path: Path) -> None:
             )
     with atomic_file(work / VOCABULARY_NAME) as file:
         file.write(vocabulary_path.read_bytes())
-    write_plan(plan, work)
-    load_plan.cache_clear()
+    write_plan(plan, files, work)
 
 
 def discard(work: Path, folders: Sequence[Path]) -> None:

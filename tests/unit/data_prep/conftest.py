@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from data_prep.executor import Executor, SerialExecutor
+from data_prep.input_files import InputFiles
 from data_prep.plan import ShardOptions
 from data_prep.prepare import prepare_shards
 from data_prep.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
@@ -34,6 +35,21 @@ def text_of(num_documents: int, seed: int = 0, most_sentences: int = 12) -> str:
             sentences.append(f"Document {document} sentence {sentence} {' '.join(words)}.")
         documents.append("\n".join(sentences))
     return "\n\n".join(documents) + "\n"
+
+
+def files_of(sizes: dict[str, int], weight: float = 1.0) -> InputFiles:
+    """Input files that are not there, by name and size; the digest of each is its number."""
+    names = [name.encode() for name in sizes]
+    digests = np.zeros((len(sizes), 32), np.uint8)
+    digests[:, 0] = np.arange(len(sizes))
+    return InputFiles(
+        np.frombuffer(b"".join(names), np.uint8),
+        np.cumsum([len(name) for name in names]),
+        np.array(list(sizes.values()), np.int64),
+        np.zeros(len(sizes), np.int64),
+        np.full(len(sizes), weight),
+        digests,
+    )
 
 
 def _results(work: Path) -> set[tuple[str, int]]:

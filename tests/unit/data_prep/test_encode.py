@@ -186,6 +186,25 @@ def test_marks_that_decomposition_reorders_take_the_plain_way(
     assert caplog.text.count("take the plain way") == int(vocabulary.strip_accents)
 
 
+def test_the_documents_between_irregular_ones_are_scanned_together(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = TextEncoder(vocabulary)
+    moved = "a\u302e\U0001d165\u0301"
+    texts = [f"an able text \u00e9 {number}" for number in range(50)]
+    for place in (0, 20, 21, 49):
+        texts[place] = f"able {moved} un."
+    chunk = chunk_of(texts)
+    expected = encoder.encode_plain(chunk)
+    scanned: list[int] = []
+    real = encoder._scan
+    monkeypatch.setattr(
+        encoder, "_scan", lambda part, data: scanned.append(len(part.starts)) or real(part, data)
+    )
+    assert_equal(encoder.encode(chunk), expected)
+    assert scanned == ([19, 27] if vocabulary.strip_accents else [50])
+
+
 def test_text_that_spells_a_special_piece_never_becomes_one(
     vocabulary: Vocabulary, encoder: TextEncoder
 ) -> None:

@@ -81,6 +81,30 @@ def test_a_process_that_is_killed_is_reported_with_the_way_out(tmp_path: Path) -
     assert was_running(tmp_path)[0].endswith("of a.txt")
 
 
+def squared(item: int) -> int:
+    if item < 0:
+        raise InputError(f"item {item}")
+    if item > 100:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item * item
+
+
+@pytest.mark.parametrize("executor", [SerialExecutor(), ProcessExecutor(2)], ids=["serial", "two"])
+def test_results_come_in_the_order_of_their_items(executor: SerialExecutor) -> None:
+    done: list[int] = []
+    with executor:
+        assert executor.gather(squared, range(20), done.append) == [n * n for n in range(20)]
+        assert executor.gather(squared, [], done.append) == []
+        with pytest.raises(InputError, match="item -3"):
+            executor.gather(squared, [1, -3], done.append)
+    assert sorted(done)[:20] == sorted([*range(20), *done[20:]])[:20]
+
+
+def test_a_process_that_is_killed_while_results_are_gathered_is_reported() -> None:
+    with pytest.raises(DataPrepError, match="worker process died"), ProcessExecutor(2) as executor:
+        executor.gather(squared, [1, 101], lambda item: None)
+
+
 class Shared:
     """What ranks share."""
 
@@ -104,6 +128,15 @@ class Rank:
 
     def bcast(self, value: object, root: int) -> object:
         return self.allgather(value)[root]
+
+    def scatter(self, values: list[object] | None, root: int) -> object:
+        shared = self.bcast(values, root)
+        assert isinstance(shared, list)
+        return shared[self._rank]
+
+    def gather(self, value: object, root: int) -> list[object] | None:
+        everything = self.allgather(value)
+        return everything if self._rank == root else None
 
     def allgather(self, value: object) -> list[object]:
         self._shared.barrier.wait()
@@ -170,6 +203,36 @@ def test_all_ranks_hear_of_an_error_and_take_no_further_item(tmp_path: Path) -> 
 
     assert [str(error) for error in on_ranks(2, root_fails)] == ["root", "root"]
     assert on_ranks(2, lambda executor: executor.on_root(lambda: 5)) == [5, 5]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 7, 30])
+def test_the_root_gets_the_results_of_all_ranks_in_order(count: int) -> None:
+    done: list[int] = []
+    own: list[list[int]] = [[], [], []]
+
+    def work(executor: MpiExecutor) -> list[int]:
+        rank = executor._communicator.Get_rank()
+
+        def noted(item: int) -> int:
+            own[rank].append(item)
+            return item * item
+
+        items = list(range(count)) if executor.is_root else []
+        return executor.gather(noted, items, done.append)
+
+    assert on_ranks(3, work) == [[item * item for item in range(count)], [], []]
+    assert sorted(item for items in own for item in items) == list(range(count))
+    assert max(map(len, own)) - min(map(len, own)) <= 1
+    assert done == own[0]
+
+
+def test_all_ranks_raise_the_error_that_one_has_gathering_results() -> None:
+    def work(executor: MpiExecutor) -> list[int]:
+        return executor.gather(
+            squared, [1, 2, -7, 4] if executor.is_root else [], lambda item: None
+        )
+
+    assert [str(error) for error in on_ranks(3, work)] == ["item -7"] * 3
 
 
 def test_the_executor_follows_j_and_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

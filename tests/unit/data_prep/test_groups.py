@@ -71,19 +71,22 @@ def test_buckets_are_joined_until_a_group_has_tokens_and_documents() -> None:
         section("valid", 1, 2, 5),
     ]
     found = [
-        (g.split, g.number, [(task, s.bucket) for task, s in g.sources()])
+        (g.split, g.number, [(task, [s.bucket for s in read]) for task, read in g.spills()])
         for g in groups_of(sections)
     ]
     assert found == [
-        ("train", 0, [(0, 0)]),
-        ("train", 1, [(1, 1), (0, 2), (1, 3)]),
-        ("valid", 0, [(0, 1)]),
+        ("train", 0, [(0, [0])]),
+        ("train", 1, [(0, [2]), (1, [1, 3])]),
+        ("valid", 0, [(0, [1])]),
     ]
 
 
 def test_a_bucket_that_several_tasks_have_met_is_never_split() -> None:
     sections = [section("train", bucket // 3, 11, 1 << 20) for bucket in range(12)]
-    found = [sorted({s.bucket for _, s in group.sources()}) for group in groups_of(sections)]
+    found = [
+        sorted({s.bucket for _, read in group.spills() for s in read})
+        for group in groups_of(sections)
+    ]
     assert found == [[0], [1], [2], [3]]
     assert [len(group.tasks) for group in groups_of(sections)] == [3, 3, 3, 3]
 

@@ -13,6 +13,7 @@ from data_prep.files import write_json
 from data_prep.manifest import (
     BlockEntry,
     InputEntry,
+    InputSummary,
     Manifest,
     ShardEntry,
     Totals,
@@ -33,7 +34,7 @@ def manifest() -> Manifest:
         pair_label_name="next_sentence_label",
         vocabulary=VocabularyEntry("cd" * 32, 100, True, True),
         parameters={"seed": 3},
-        inputs=(InputEntry("a.txt", 10, "ef" * 32),),
+        inputs=InputSummary(1, 10, "ef" * 32, (InputEntry("a.txt", 1, 10, "01" * 32, 1.0),)),
         train_shards=(shard,),
         valid_shards=(),
         train_totals=Totals(3, 24, 3, 1, (0,) * 8 + (3,), 7, 2),
@@ -50,8 +51,9 @@ def test_a_manifest_comes_back_as_it_was(manifest: Manifest, tmp_path: Path) -> 
 
 
 def test_the_fingerprint_follows_contents_and_not_names_of_inputs(manifest: Manifest) -> None:
-    renamed = replace(manifest, inputs=(replace(manifest.inputs[0], path="b.txt"),))
-    changed = replace(manifest, inputs=(replace(manifest.inputs[0], sha256="00" * 32),))
+    entry = replace(manifest.inputs.given[0], path="b.txt")
+    renamed = replace(manifest, inputs=replace(manifest.inputs, given=(entry, entry)))
+    changed = replace(manifest, inputs=replace(manifest.inputs, sha256="00" * 32))
     assert renamed.with_fingerprint().fingerprint == manifest.fingerprint
     assert changed.with_fingerprint().fingerprint != manifest.fingerprint
     reseeded = replace(manifest, parameters={"seed": 4})
@@ -89,7 +91,7 @@ def test_a_file_that_is_no_manifest_is_an_error(tmp_path: Path, text: str) -> No
 
 def test_another_format_version_is_refused(manifest: Manifest, tmp_path: Path) -> None:
     write_json(tmp_path / "manifest.json", {**to_json(manifest), "format_version": 99})
-    with pytest.raises(DataError, match="format_version is 99, this version reads 2"):
+    with pytest.raises(DataError, match="format_version is 99, this version reads 3"):
         load_manifest(tmp_path)
 
 

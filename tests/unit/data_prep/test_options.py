@@ -14,15 +14,16 @@ from data_prep.dataset import read_split
 from data_prep.errors import UsageError
 from data_prep.executor import SerialExecutor
 from data_prep.format import Block
+from data_prep.input_files import summary_of
 from data_prep.manifest import load_manifest
-from data_prep.plan import ShardOptions, check_options, make_plan
+from data_prep.plan import Plan, ShardOptions, check_options, make_plan
 from data_prep.prepare import prepare_shards
 from data_prep.show import show_rows
 from data_prep.stats import describe_folder
 from data_prep.verify import verify_folder
 from data_prep.wordpiece import load_vocabulary
 from data_prep.work_folder import Preparation
-from tests.unit.data_prep.conftest import text_of
+from tests.unit.data_prep.conftest import files_of, text_of
 
 Prepare = Callable[..., list[Path]]
 
@@ -127,7 +128,7 @@ def test_weights_say_how_often_the_documents_of_an_input_are_used(
     with SerialExecutor() as executor:
         (folder,) = prepare_shards(preparation, executor)
     manifest = verify_folder(folder)
-    assert [entry.weight for entry in manifest.inputs] == [1, 2.5, 0.25]
+    assert [entry.weight for entry in manifest.inputs.given] == [1, 2.5, 0.25]
     pieces = load_vocabulary(folder / "vocab.txt").pieces
     text = " ".join(pieces[token] for block in blocks_of(folder) for token in block.tokens)
     words = text.replace(" ##", "").split()
@@ -146,14 +147,18 @@ def test_weights_say_how_often_the_documents_of_an_input_are_used(
 
 
 def test_memory_decides_buckets_and_groups() -> None:
-    from data_prep.manifest import InputEntry, VocabularyEntry
+    from data_prep.manifest import VocabularyEntry
 
     vocabulary = VocabularyEntry("", 100, True, True)
     plain = ShardOptions((128,), (20,))
 
+    def plan_of(options: ShardOptions, path: str, size: int, weight: float) -> Plan:
+        files = files_of({path: size}, weight)
+        return make_plan(options, vocabulary, summary_of(files, [path], [0, 1]), files)
+
     def buckets(memory: int, size: int, path: str = "a.jsonl.gz") -> int:
         options = replace(plain, memory_per_worker=memory)
-        return make_plan(options, vocabulary, [InputEntry(path, size, "")]).num_buckets
+        return plan_of(options, path, size, 1.0).num_buckets
 
     assert buckets(1 << 30, 1 << 20) == 5  # five times as much text as bytes
     assert buckets(1 << 30, 1 << 31) == 1024
@@ -161,8 +166,7 @@ def test_memory_decides_buckets_and_groups() -> None:
     assert little > 2 * much > 2 * 1024
 
     def most(options: ShardOptions, weight: float = 1.0) -> int:
-        entry = InputEntry("a.txt.gz", 1, "", weight)
-        return make_plan(options, vocabulary, [entry], 100).most_group_tokens
+        return plan_of(options, "a.txt.gz", 1, weight).most_group_tokens
 
     assert most(replace(plain, memory_per_worker=1 << 29)) * 2 < most(plain)
     assert most(replace(plain, duplicate_factor=40)) == most(plain, 8.0) < most(plain) / 3

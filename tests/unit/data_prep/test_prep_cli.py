@@ -147,10 +147,33 @@ def test_bench_prints_and_writes_what_it_measured(
     assert "not UTF-8" in capsys.readouterr().err
 
 
+def test_bench_measures_what_a_file_costs(
+    corpus: Path, vocabulary_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bench.json"
+    arguments = ["bench", str(corpus), "--vocab", str(vocabulary_path), "--repeats", "1"]
+    assert main([*arguments, "--files", "300", "20", "--json", str(path)]) == 0
+    heading, names, few, many = capsys.readouterr().out.splitlines()
+    assert "files of one document to rows of 128" in heading
+    assert names.split()[:4] == ["files", "MB", "CPU", "s"]
+    assert (few.split()[0], many.split()[0]) == ("20", "300")
+    assert "us CPU" in many
+    assert "bytes of memory" in many
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    assert [run["files"] for run in runs] == [20, 300]
+    for run in runs:
+        assert 0 < run["cpu_s"]
+        assert 50 < run["peak_mib"] < 2000
+    assert runs[1]["manifest_bytes"] < runs[0]["manifest_bytes"] + 500
+    assert runs[1]["input_bytes"] > 10 * runs[0]["input_bytes"]
+    assert main([*arguments, "--files", "0"]) == 2
+    assert "--files, --repeats and -j must be at least 1" in capsys.readouterr().err
+
+
 def test_timings_are_written_where_they_are_asked_for(
     corpus: Path, vocabulary_path: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.json"
     arguments = shards_arguments(corpus, vocabulary_path, tmp_path / "D")
     assert main([*arguments, "--timings", str(path)]) == 0
-    assert set(json.loads(path.read_text(encoding="utf-8"))) == {"stages_s", "peak_mib"}
+    assert set(json.loads(path.read_text(encoding="utf-8"))) == {"stages_s", "peak_mib", "cpu_s"}

@@ -41,7 +41,7 @@ def test_after_an_input_was_mended_the_work_on_the_others_is_kept(
     counting = StoppingExecutor(1000)
     with caplog.at_level(logging.INFO):
         prepare(tmp_path / "D", inputs=inputs, task_bytes=2000, executor=counting)
-    found = re.search(r"inputs have changed; (\d+) of (\d+) map tasks are done anew", caplog.text)
+    found = re.search(r"inputs have changed; (\d+) of (\d+) map tasks are done again", caplog.text)
     assert found is not None
     anew, tasks = int(found[1]), int(found[2])
     assert 0 < anew < tasks - 2
@@ -71,7 +71,7 @@ def test_a_long_document_is_cut_the_same_way_by_any_task(
     path = tmp_path / "a.txt"
     path.write_text(text_of(9, 1) + "\n" + "\n".join(lines) + "\n\n" + text_of(9, 2), "utf-8")
     for name, chunk, task in (("a", 1 << 20, None), ("b", 500, 700), ("c", 4000, 9000)):
-        monkeypatch.setattr(readers, "_CHUNK_BYTES", chunk)
+        monkeypatch.setattr(readers, "CHUNK_BYTES", chunk)
         prepare(tmp_path / name, inputs=[path], task_bytes=task)
     assert folder_bytes(tmp_path / "a") == folder_bytes(tmp_path / "b")
     assert folder_bytes(tmp_path / "a") == folder_bytes(tmp_path / "c")

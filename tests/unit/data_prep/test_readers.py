@@ -114,7 +114,7 @@ def test_the_size_of_a_chunk_changes_no_document(
     text_format = TextFormat(one_document_per_file=start_piece)
     whole = texts_of(path, text_format)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(readers, "_CHUNK_BYTES", chunk)
+        patched.setattr(readers, "CHUNK_BYTES", chunk)
         assert list(read_documents(str(path), BLANK_LINES)) == expected
         assert texts_of(path, text_format) == whole
 
@@ -142,7 +142,7 @@ def test_a_long_document_comes_in_pieces_that_lose_nothing_and_know_each_other(
     found = []
     for size in (chunk, 1 << 20):
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(readers, "_CHUNK_BYTES", size)
+            patched.setattr(readers, "CHUNK_BYTES", size)
             patched.setattr(readers, "LONGEST_PIECE", longest)
             pieces: list[list[str]] = []
             for part in read_chunks(str(path), TextFormat(one_document_per_file=one)):
@@ -247,7 +247,7 @@ def test_zst_without_the_package_says_how_to_get_it(
 def test_a_file_of_one_long_line_is_cut_without_reading_it_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "_CHUNK_BYTES", 10)
+    monkeypatch.setattr(readers, "CHUNK_BYTES", 10)
     path = tmp_path / "a.txt"
     path.write_text("word " * 100 + "\n \n" + "more " * 100 + "\n", encoding="utf-8")
     assert cut_points(str(path), BLANK_LINES, path.stat().st_size, 60) == [503]

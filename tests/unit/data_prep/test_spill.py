@@ -10,7 +10,8 @@ import pytest
 
 from data_prep import spill
 from data_prep.encode import Encoded
-from data_prep.spill import Section, SpillWriter, joined, read_section, section_table, take_spans
+from data_prep.errors import DataError
+from data_prep.spill import Section, SpillWriter, joined, read_sections, section_table, take_spans
 
 DTYPE = np.dtype(np.uint16)
 
@@ -36,10 +37,14 @@ def test_sections_come_back_with_their_documents_however_often_they_are_written(
         writer = SpillWriter(file, DTYPE)
         offsets = np.array([0, 50], np.uint64)
         first = encoded_of([(2**64 - 1, [[10, 11], [12]]), (7, [[16]])])
-        writer.add(first, (0, offsets), np.array([False, False]), np.array([1, 0]))
+        writer.add(
+            first, (np.zeros(2, np.uint32), offsets), np.array([False, False]), np.array([1, 0])
+        )
         second = encoded_of([(6, [[13, 14, 15]]), (8, [[17]])])
         places = np.array([2**40, 2**41], np.uint64)
-        writer.add(second, (1, places), np.array([False, True]), np.array([1, 1]))
+        writer.add(
+            second, (np.ones(2, np.uint32), places), np.array([False, True]), np.array([1, 1])
+        )
         writer.flush()
     sections = writer.sections
     assert sum(section.documents for section in sections) == 4
@@ -52,16 +57,57 @@ def test_sections_come_back_with_their_documents_however_often_they_are_written(
         (True, 1, [(1, 2**41, 8, 1)]),
     ]:
         chosen = [s for s in sections if (s.is_valid, s.bucket) == (is_valid, bucket)]
-        columns = joined(read_section(path, section, DTYPE) for section in chosen)
+        columns = joined(read_sections(path, chosen, DTYPE))
         assert columns.documents.tolist() == expected
     of_train_1 = [s for s in sections if (s.is_valid, s.bucket) == (False, 1)]
-    columns = joined(read_section(path, section, DTYPE) for section in of_train_1)
+    columns = joined(read_sections(path, of_train_1, DTYPE))
     assert columns.sentence_lengths.tolist() == [2, 1, 3]
     assert columns.ids.tolist() == [10, 11, 12, 13, 14, 15]
     taken = columns.taken(np.array([1]))
     assert taken.documents["content"].tolist() == [6]
     assert taken.sentence_lengths.tolist() == [3]
     assert taken.ids.tolist() == [13, 14, 15]
+
+
+def test_sections_of_one_split_lie_together_and_are_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    count = 200
+    documents = [(number, [[number]]) for number in range(count)]
+    with path.open("wb") as file:
+        writer = SpillWriter(file, DTYPE)
+        is_valid = np.arange(count) % 3 == 0
+        places = np.zeros(count, np.uint32), np.arange(count).astype(np.uint64)
+        writer.add(encoded_of(documents), places, is_valid, np.arange(count)[::-1])
+        writer.flush()
+    reads: list[int] = []
+
+    class Counted(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            reads.append(0 if size is None else size)
+            return super().read(size)
+
+    content = path.read_bytes()
+    monkeypatch.setattr(Path, "open", lambda path, mode: Counted(content))
+    for split in (False, True):
+        chosen = [section for section in writer.sections if section.is_valid == split]
+        wanted = chosen[3:20]
+        reads.clear()
+        columns = list(read_sections(path, wanted, DTYPE))
+        assert len(reads) == 1
+        assert [c.ids.tolist() for c in columns] == [[count - 1 - s.bucket] for s in wanted]
+        reads.clear()
+        apart = list(read_sections(path, chosen[::2], DTYPE))
+        assert len(reads) == len(apart) == -(-len(chosen) // 2)
+        assert [c.ids.tolist() for c in apart] == [[count - 1 - s.bucket] for s in chosen[::2]]
+    monkeypatch.undo()
+    path.write_bytes(content[:-1])
+    with pytest.raises(DataError, match="cut off"):
+        list(read_sections(path, writer.sections, DTYPE))
+    path.unlink()
+    with pytest.raises(DataError, match="is damaged"):
+        list(read_sections(path, writer.sections, DTYPE))
 
 
 def test_nothing_gives_no_section() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from data_prep import vocabulary_job
 from data_prep.errors import DataError, InputError, OutputError, UsageError
-from data_prep.inputs import TextFormat, hash_input
+from data_prep.inputs import TextFormat, find_inputs
 from data_prep.vocabulary_job import VocabularyJob, make_vocabulary, vocabulary_with_casing
 from data_prep.vocabulary_training import VocabularyOptions
 
@@ -26,7 +26,7 @@ def test_the_record_tells_how_the_vocabulary_was_made(job: VocabularyJob) -> Non
     record = json.loads(job.output.with_suffix(".json").read_text(encoding="utf-8"))
     assert record["parameters"]["size"] == 150
     assert record["parameters"]["lowercase"] is True
-    assert record["inputs"][0]["path"] == job.inputs[0]
+    assert record["inputs"]["given"][0]["path"] == job.inputs[0]
     assert record["num_pieces"] == 150
     assert job.output.read_text(encoding="utf-8").splitlines()[:5] == [
         "[PAD]",
@@ -117,8 +117,9 @@ def test_a_sample_is_drawn_from_the_whole_text(job: VocabularyJob) -> None:
     make_vocabulary(sampled)
     first = job.output.read_text(encoding="utf-8")
     assert "is up to date" in make_vocabulary(sampled)
-    texts = list(vocabulary_job._texts([hash_input(job.inputs[0])], TextFormat(), 3_000))
-    everything = list(vocabulary_job._texts([hash_input(job.inputs[0])], TextFormat(), None))
+    files = find_inputs(job.inputs).files
+    texts = list(vocabulary_job._texts(files, TextFormat(), 3_000))
+    everything = list(vocabulary_job._texts(files, TextFormat(), None))
     assert 1_000 < sum(map(len, texts)) < 6_000 < sum(map(len, everything))
     places = [everything.index(text) for text in texts]
     assert places[0] < len(everything) / 3 < 2 * len(everything) / 3 < places[-1]
