@@ -27,7 +27,7 @@ from data_prep.sentences import check_rule
 from data_prep.version import tool_version
 
 PLAN_NAME = "plan.json"
-WORK_VERSION = 3
+WORK_VERSION = 4
 """Version of the files of a work folder; one of another version is not gone on with."""
 SHORTEST_SEQUENCE = 8
 LONGEST_SEQUENCE = 65_535  # `length` is uint16

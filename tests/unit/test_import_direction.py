@@ -37,11 +37,12 @@ DATA_PREP_BASE = {
     "format",
     "manifest",
     "masking",
+    "quality",
     "randomness",
     "wordpiece",
 }
 DATA_PREP_FOR_BERT_DS = {
-    "compiled", "errors", "format", "manifest", "masking", "randomness", "wordpiece",
+    "compiled", "errors", "format", "manifest", "masking", "quality", "randomness", "wordpiece",
 }  # fmt: skip
 
 

@@ -15,6 +15,8 @@ from data_prep.manifest import (
     InputEntry,
     Manifest,
     ShardEntry,
+    SplitSource,
+    TextFacts,
     Totals,
     VocabularyEntry,
     dumps,
@@ -25,7 +27,7 @@ from data_prep.manifest import (
 
 @pytest.fixture
 def manifest() -> Manifest:
-    shard = ShardEntry("train-00000-000.tar", 2048, "ab" * 32, 3, (BlockEntry(512, 700, 3),))
+    shard = ShardEntry("train-00000-000.tar", 2048, "ab" * 32, 3, (BlockEntry(512, 700, 3, 99),))
     return Manifest(
         tool_version="1",
         sequence_length=8,
@@ -36,8 +38,10 @@ def manifest() -> Manifest:
         inputs=(InputEntry("a.txt", 10, "ef" * 32),),
         train_shards=(shard,),
         valid_shards=(),
-        train_totals=Totals(3, 24, 3, 1, (0,) * 8 + (3,), 7, 2),
+        train_totals=Totals(3, 24, 3, 1, (0,) * 8 + (3,), 7, 2, 4, 1),
         valid_totals=Totals(length_histogram=(0,) * 9),
+        train_source=SplitSource(2, 0, 1),
+        text=TextFacts(5, 20, 1, 4, 2, 3, (("Khmer", 7), ("Latin", 2))),
     ).with_fingerprint()
 
 
@@ -89,7 +93,7 @@ def test_a_file_that_is_no_manifest_is_an_error(tmp_path: Path, text: str) -> No
 
 def test_another_format_version_is_refused(manifest: Manifest, tmp_path: Path) -> None:
     write_json(tmp_path / "manifest.json", {**to_json(manifest), "format_version": 99})
-    with pytest.raises(DataError, match="format_version is 99, this version reads 2"):
+    with pytest.raises(DataError, match="format_version is 99, this version reads 3"):
         load_manifest(tmp_path)
 
 
