@@ -133,17 +133,19 @@ def _random_cause(manifest: Manifest) -> tuple[str, str]:
     singles = text.single_sentence_documents / max(manifest.documents, 1)
     of_one = text.single_sentence_pieces / max(text.single_sentence_documents, 1)
     length = text.pieces / max(text.sentences, 1)
-    script = _script(manifest)
-    is_long = length > min(_LONGEST_SENTENCE, manifest.sequence_length / 2)
+    is_single, is_long = singles > _MANY, length > manifest.sequence_length / 2
     seen = (
-        f"{singles:.0%} of {manifest.documents} documents are a single sentence, of {of_one:.0f} "
-        "tokens on average, and what follows it is always from another document"
+        f"{singles:.0%} of {manifest.documents} documents are a single sentence, sentences have "
+        f"{length:.0f} tokens on average, and what follows one is from another document"
     )
-    if script in _WITHOUT_MARKS and (is_long or singles > _MANY):
-        return f"{script} has no sentence mark (a blank separates clauses): {seen}", _MARKS_FIX
-    if singles > _MANY and of_one > _LONGEST_SENTENCE:
-        return f"the text has no sentence marks that are known: {seen}", _MARKS_FIX
-    if singles > _MANY:
+    if (
+        length > _LONGEST_SENTENCE
+        or (is_single and of_one > _LONGEST_SENTENCE)
+        or ((is_single or is_long) and _script(manifest) in _WITHOUT_MARKS)
+    ):
+        why, fix = _uncut_cause(manifest)
+        return f"{why}: {seen}", fix
+    if is_single:
         return (
             f"{seen}: there is a blank line after each sentence, or the texts are that short",
             "separate documents by blank lines and nothing else (line ends inside a document do no "
@@ -151,12 +153,28 @@ def _random_cause(manifest: Manifest) -> tuple[str, str]:
         )
     if is_long:
         return (
-            f"sentences have {length:.0f} tokens on average and a row {manifest.sequence_length}: "
-            "most rows have room for one, and what follows it is from another document",
-            "take a longer --sequence-length, or --random-next balanced; where sentences are "
-            "longer than in your text, its marks are not known: give --sentences lines",
+            f"a row of {manifest.sequence_length} has room for one sentence: {seen}",
+            f"take a longer --sequence-length, or --pairs none{_balanced(manifest)}",
         )
     return "", f"look at rows with `bert-prep show`, or take --pairs none{_balanced(manifest)}"
+
+
+def _uncut_cause(manifest: Manifest) -> tuple[str, str]:
+    """Why text is not cut into sentences, and how to fix it."""
+    script, rule = _script(manifest), manifest.parameters.get("sentences", "rules")
+    if rule == "lines":
+        return (
+            "--sentences lines takes lines as sentences, and they are longer",
+            "write a sentence a line, or take --sentences rules",
+        )
+    if script in _WITHOUT_MARKS:
+        return f"{script} has no sentence mark (a blank separates clauses)", _MARKS_FIX
+    return (
+        f"--sentences {rule} finds no ends of sentences: there are no marks, or small letters "
+        "follow them",
+        "text in small letters is cut by --sentences nupunkt and sentencex:LANGUAGE; without marks "
+        "write a sentence a line and give --sentences lines, or take --pairs none",
+    )
 
 
 def _balanced(manifest: Manifest) -> str:

@@ -19,6 +19,7 @@ from data_prep.format import IntArray
 
 _BLOCK_BITS = 7
 _NAMED_SCRIPTS = 5
+_IS_LETTER = np.array([chr(code).isalpha() for code in range(0x80)], np.int64)
 
 
 def new_block_counts() -> IntArray:
@@ -33,11 +34,11 @@ def count_letters(data: npt.NDArray[np.uint8], counts: IntArray) -> None:
     while place < len(data):
         byte = data[place]
         if byte < 0x80:
-            latin += (byte >= 0x41 and byte <= 0x5A) or (byte >= 0x61 and byte <= 0x7A)
+            latin += _IS_LETTER[byte]
             place += 1
             continue
         code, place = decode(data, place)
-        counts[code >> 7] += 1
+        counts[code >> _BLOCK_BITS] += 1
     counts[0] += latin
 
 

@@ -88,13 +88,13 @@ SINGLES = {"single_sentence_documents": 1000, "sentences": 1000}
     [
         (
             {**SINGLES, "single_sentence_pieces": 12_000, "pieces": 12_000},
-            "100% of 1000 documents are a single sentence, of 12 tokens on average, .* there is a "
-            "blank line after each sentence",
+            "100% of 1000 documents are a single sentence, sentences have 12 tokens on average, .*"
+            "there is a blank line after each sentence",
             "separate documents by blank lines",
         ),
         (
             {**SINGLES, "single_sentence_pieces": 500_000},
-            "the text has no sentence marks that are known: .* of 500 tokens on average",
+            "--sentences rules finds no ends of sentences: .* have 500 tokens on average",
             "give --sentences lines, or take --pairs none",
         ),
         (
@@ -109,8 +109,8 @@ SINGLES = {"single_sentence_documents": 1000, "sentences": 1000}
         ),
         (
             {"sentences": 5_000},
-            "sentences have 100 tokens on average and a row 128",
-            "take a longer --sequence-length, or --random-next balanced",
+            "a row of 128 has room for one sentence: .* sentences have 100 tokens on average",
+            "take a longer --sequence-length, or --pairs none or --random-next balanced",
         ),
         ({}, "^$", "--pairs none or --random-next balanced"),
     ],
@@ -125,6 +125,14 @@ def test_labels_that_are_all_1_are_warned_about_with_the_cause(
     assert "90%" in finding.measured
     assert re.search(cause, finding.cause)
     assert fix in finding.fix
+
+
+def test_lines_that_are_whole_documents_are_named_where_lines_are_sentences() -> None:
+    parameters = {**SOUND.parameters, "sentences": "lines"}
+    text = {**SINGLES, "single_sentence_pieces": 500_000}
+    finding = only(changed({"label_1": ROWS}, text, parameters=parameters))
+    assert "--sentences lines takes lines as sentences" in finding.cause
+    assert "--sentences rules" in finding.fix
 
 
 def test_labels_that_are_all_0_are_warned_about_with_the_cause() -> None:
@@ -280,6 +288,21 @@ def test_sentence_order_of_one_sentence_documents_is_rows_of_one_sentence(
     assert "100% of 40 documents are a single sentence" in (
         findings_of(folder)["rows of one sentence"].cause
     )
+
+
+def test_text_in_small_letters_is_named_and_the_packages_that_are_advised_cut_it(
+    prepare: Prepare, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text(text_of(40, most_sentences=40).lower(), encoding="utf-8")
+    subject = "train next_sentence_label"
+    found = findings_of(prepare(tmp_path / "rules", inputs=[path])[0])[subject]
+    assert "small letters follow them" in found.cause
+    for package in ("nupunkt", "sentencex:en"):
+        assert package.split(":")[0] in found.fix
+        pytest.importorskip(package.split(":")[0])
+        folder = prepare(tmp_path / package[:4], inputs=[path], sentences=package)[0]
+        assert subject not in findings_of(folder)
 
 
 THAI = "\u0e27\u0e31\u0e19\u0e19\u0e35\u0e49 \u0e09\u0e31\u0e19\u0e44\u0e1b "
