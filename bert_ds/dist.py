@@ -135,6 +135,13 @@ class Communicator:
         """Whether the flag is set on at least one rank: one answer for all."""
         return self.sum_numbers([int(flag)])[0] > 0
 
+    def among_equals(self, value: int) -> tuple[int, int]:
+        """This rank's place among the ranks that give the same number, and how many those are."""
+        values = [0] * self.world.world_size
+        values[self.world.rank] = value
+        same = [rank for rank, other in enumerate(self.sum_numbers(values)) if other == value]
+        return same.index(self.world.rank), len(same)
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         self.sum_numbers([0])

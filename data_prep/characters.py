@@ -20,7 +20,8 @@ from data_prep.compiled import compiled, integer
 from data_prep.format import IntArray
 from data_prep.sentences import (
     CLOSING,
-    FULL_WIDTH_MARKS,
+    FREE_MARKS,
+    FULL_WIDTH_STOPS,
     MARKS,
     OPENING,
     is_initial,
@@ -34,7 +35,7 @@ REMOVED = 2
 BLANK = 4
 """White space or a control that Python takes for it: a line of these alone is blank."""
 NEWLINE = 8
-IS_OPENING, IS_CLOSING, IS_MARK, IS_FULL_WIDTH_MARK = 16, 32, 64, 128
+IS_OPENING, IS_CLOSING, IS_MARK, IS_FREE_MARK = 16, 32, 64, 128
 IS_LOWER, IS_DIGIT, IS_INITIAL, IS_BORDER = 256, 512, 1024, 2048
 IRREGULAR = 4096
 """Its normal form depends on its neighbours: text with it goes the plain way."""
@@ -44,6 +45,7 @@ PUNCTUATION = 1 << 24
 BREAK = 1 << 25
 """A normalised character that ends a word and is dropped."""
 
+_STOP, _SMALL_STOP = map(ord, FULL_WIDTH_STOPS)
 _CHARACTERS = 0x110000
 _PAGE = 256
 _SURROGATES = range(0xD800, 0xE000)
@@ -139,7 +141,7 @@ def _flags(character: str) -> int:
         IS_OPENING: character in OPENING,
         IS_CLOSING: character in CLOSING,
         IS_MARK: character in MARKS,
-        IS_FULL_WIDTH_MARK: character in FULL_WIDTH_MARKS,
+        IS_FREE_MARK: character in FREE_MARKS,
         IS_LOWER: character.islower(),
         IS_DIGIT: character.isdigit(),
         IS_INITIAL: is_initial(character),
@@ -162,6 +164,18 @@ def decode(data: npt.NDArray[np.uint8], place: int) -> tuple[int, int]:
         return ((byte & 0x0F) << 12) | (second << 6) | third, place + 3
     fourth = integer(data[place + 3]) & 0x3F
     return ((byte & 0x07) << 18) | (second << 12) | (third << 6) | fourth, place + 4
+
+
+@compiled
+def is_stop_of_digits(code: int) -> bool:
+    """Whether the mark is a decimal point, too, between digits."""
+    return code == _STOP or code == _SMALL_STOP
+
+
+@compiled
+def is_western_digit(code: int) -> bool:
+    """Whether the character is one of 0 to 9, also full-width."""
+    return 0x30 <= code <= 0x39 or 0xFF10 <= code <= 0xFF19
 
 
 @compiled

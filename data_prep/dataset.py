@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from data_prep.errors import DataError
-from data_prep.format import Block, decode_block
+from data_prep.format import Block, block_checksum, decode_block
 from data_prep.manifest import BlockEntry, Manifest, ShardEntry
 
 
@@ -48,7 +48,10 @@ def _read_block(file: BinaryIO, entry: BlockEntry, where: str) -> Block:
         raise DataError(f"{where}: no tar member at offset {entry.offset} ({err}).") from err
     if size != entry.size:
         raise DataError(f"{where}: the tar member has {size} bytes, the manifest {entry.size}.")
-    block = decode_block(file.read(entry.size), where)
+    data = file.read(entry.size)
+    block = decode_block(data, where)
+    if block_checksum(data) != entry.checksum:
+        raise DataError(f"{where}: another block than the manifest's; prepare the data again.")
     if len(block) != entry.count:
         raise DataError(f"{where}: {len(block)} rows, the manifest says {entry.count}.")
     return block

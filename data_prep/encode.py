@@ -86,7 +86,8 @@ class TextEncoder:
     ) -> None:
         self._reference = reference_tokenizer(vocabulary)
         self._pieces = frozenset(vocabulary.pieces)
-        self._unknown_id = vocabulary.id_of("[UNK]")
+        self.unknown_id = vocabulary.id_of("[UNK]")
+        """Id of [UNK]."""
         self._dtype = token_dtype(len(vocabulary))
         self._sentences = sentences
         self._key = np.uint64(content_key)
@@ -180,7 +181,7 @@ class TextEncoder:
             batch = list(sentences[start : start + _BATCH_SENTENCES])  # an encoding is large
             found += [e.ids for e in self._reference.encode_batch(batch, add_special_tokens=False)]
         for sentence, ids in zip(sentences, found, strict=True):
-            if self._unknown_id in ids:
+            if self.unknown_id in ids:
                 self._count_unknown(sentence)
         return found
 
@@ -188,7 +189,7 @@ class TextEncoder:
         """Counts what no piece begins with in the words of a sentence that hold [UNK]."""
         for word in sentence.split(" "):
             encoding = self._reference.encode(word, add_special_tokens=False)
-            if self._unknown_id not in encoding.ids:
+            if self.unknown_id not in encoding.ids:
                 continue
             parts = self._reference.pre_tokenizer.pre_tokenize_str(
                 self._reference.normalizer.normalize_str(word)
@@ -252,7 +253,7 @@ class TextEncoder:
             chunk.ends,
             self._sentences != "rules",
             self._key,
-            self._unknown_id,
+            self.unknown_id,
             self._characters.arrays,
             self._trie,
             self._rule_words,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from data_prep.errors import DataError, InputError
 from data_prep.files import TEMPORARY_SUFFIX, atomic_file, make_durable, write_json
@@ -20,25 +17,28 @@ from data_prep.manifest import (
     VOCABULARY_NAME,
     Manifest,
     ShardEntry,
+    SplitSource,
+    TextFacts,
     Totals,
     to_json,
 )
 from data_prep.map_stage import load_contents
 from data_prep.map_stage import load_result as load_map_result
 from data_prep.plan import Plan
+from data_prep.quality import UNKNOWN, judge_dataset
 from data_prep.reduce_stage import (
     PAIR_LABELS,
     ReduceTask,
+    add_sums,
     dataset_folder,
-    load_prediction_counts,
     load_result,
 )
-from data_prep.totals import make_totals
+from data_prep.scripts import named_scripts
+from data_prep.sketch import HashSketch
+from data_prep.totals import TotalsSummer
 from data_prep.version import tool_version
+from data_prep.wordpiece import load_vocabulary
 
-logger = logging.getLogger(__name__)
-
-_KEPT_HASHES = 1 << 22
 _NAMED_CHARACTERS = 10
 
 
@@ -55,10 +55,7 @@ def finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> list[Manife
         of_length = [task for task in tasks if task.length_index == index]
         manifest = replace(_manifest(work, plan, index, of_length), **found).with_fingerprint()
         if not manifest.train_totals.rows:
-            raise InputError(
-                "the inputs give no row to train on: the documents are single pieces without "
-                "another one to pair them with, or --weights leaves none in; give more text."
-            )
+            raise InputError(_why_no_rows(manifest))
         folder = dataset_folder(work, length)
         _remove_leftovers(folder, manifest)
         with atomic_file(folder / VOCABULARY_NAME) as file:
@@ -70,20 +67,30 @@ def finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> list[Manife
     return manifests
 
 
+def _why_no_rows(manifest: Manifest) -> str:
+    """The message where a text gives no row to train on."""
+    unknown = [line for f in judge_dataset(manifest) if f.subject == UNKNOWN for line in f.lines()]
+    return "\n".join(
+        [
+            "the inputs give no row to train on: the documents are single pieces without another "
+            "one to pair them with, or --weights leaves none in; give more text.",
+            *unknown,
+        ]
+    )
+
+
 def _manifest(work: Path, plan: Plan, index: int, tasks: Sequence[ReduceTask]) -> Manifest:
     """The manifest of one sequence length."""
     options = plan.options
     shards: dict[str, tuple[ShardEntry, ...]] = {}
     totals: dict[str, Totals] = {}
+    sources: dict[str, SplitSource] = {}
     for split in SPLITS:
         of_split = [task for task in tasks if task.split == split]
         results = [load_result(work, task) for task in of_split]
         shards[split] = tuple(shard for result in results for shard in result.shards)
-        totals[split] = _totals(
-            work, of_split, options.sequence_length[index], plan.vocabulary.size
-        )
-        if any(result.documents and result.distinct_documents == 1 for result in results):
-            _warn_about_partners(plan, split)
+        totals[split] = _totals(work, of_split, options.sequence_length[index])
+        sources[split] = _sum_of([result.source for result in results])
     return Manifest(
         tool_version=tool_version(),
         sequence_length=options.sequence_length[index],
@@ -96,59 +103,49 @@ def _manifest(work: Path, plan: Plan, index: int, tasks: Sequence[ReduceTask]) -
         valid_shards=shards["valid"],
         train_totals=totals["train"],
         valid_totals=totals["valid"],
+        train_source=sources["train"],
+        valid_source=sources["valid"],
     )
 
 
-def _facts(work: Path, plan: Plan) -> dict[str, Any]:
-    """What the map stage found out about the text, as fields of a manifest.
+def _sum_of(sources: Sequence[SplitSource]) -> SplitSource:
+    """What the rows of several groups are made of."""
+    names = [field.name for field in fields(SplitSource)]
+    return SplitSource(**{name: sum(getattr(s, name) for s in sources) for name in names})
 
-    Repeated texts are counted among those whose hash ends in some zeros, which are all texts until
-    there are many.
-    """
+
+def _facts(work: Path, plan: Plan) -> dict[str, Any]:
+    """What the map stage found out about the text, as fields of a manifest."""
     unknown: Counter[str] = Counter()
-    documents, kept, ones = 0, np.zeros(0, np.uint64), 0
+    blocks: Counter[int] = Counter()
+    sums: Counter[str] = Counter()
+    documents, contents = 0, HashSketch()
     for task in range(len(plan.tasks)):
         result = load_map_result(work, task)
         unknown.update(result.unknown_characters)
-        contents = load_contents(work, task)
-        documents += len(contents)
-        kept = np.concatenate([kept, contents[contents & np.uint64(ones) == 0]])
-        while len(kept) > _KEPT_HASHES:
-            ones = 2 * ones + 1
-            kept = kept[kept & np.uint64(ones) == 0]
-    share = 1 - len(np.unique(kept)) / max(len(kept), 1)
+        blocks.update(dict(result.character_blocks))
+        sums.update(result.sums._asdict())
+        hashes = load_contents(work, task)
+        documents += len(hashes)
+        contents.add(hashes)
     commonest = sorted(unknown.items(), key=lambda entry: (-entry[1], entry[0]))
     return {
         "documents": documents,
-        "repeated_documents": round(share * documents),
+        "repeated_documents": contents.repeated(),
         "unknown_characters": tuple(commonest[:_NAMED_CHARACTERS]),
+        "text": TextFacts(
+            **sums, unknown_characters=sum(unknown.values()), scripts=named_scripts(blocks)
+        ),
     }
 
 
-def _warn_about_partners(plan: Plan, split: str) -> None:
-    """Says that a split has no random pairs."""
-    if plan.options.pairs == "next_sentence":
-        logger.warning(
-            "%s: only one document (or equal ones): no random partners, all next_sentence_label "
-            "are 0. Documents are separated by blank lines; for one a file give "
-            "--one-document-per-file.",
-            split,
-        )
-
-
-def _totals(
-    work: Path, tasks: Sequence[ReduceTask], sequence_length: int, vocabulary_size: int
-) -> Totals:
+def _totals(work: Path, tasks: Sequence[ReduceTask], sequence_length: int) -> Totals:
     """Sums over the results of `tasks`."""
-    histogram = np.zeros(sequence_length + 1, np.int64)
-    counts = np.zeros(vocabulary_size, np.int64)
-    label_1 = 0
+    vocabulary = load_vocabulary(work / VOCABULARY_NAME)
+    summer = TotalsSummer(sequence_length, len(vocabulary), vocabulary.id_of("[UNK]"))
     for task in tasks:
-        result = load_result(work, task)
-        histogram += result.length_histogram
-        counts += load_prediction_counts(work, task)
-        label_1 += result.label_1
-    return make_totals(histogram, counts, label_1)
+        add_sums(work, task, summer)
+    return summer.totals()
 
 
 def _remove_leftovers(folder: Path, manifest: Manifest) -> None:

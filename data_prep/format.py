@@ -37,6 +37,8 @@ _FIELDS = (
     "masked_lm_positions",
     "masked_lm_ids",
 )
+ENDING_BYTES = 1 << 10
+"""The end of a block that holds its whole zip directory, of some 470 bytes."""
 _FIRST_DAY = 33  # 1980-01-01, the earliest date a zip can hold
 _UNIX = 3 << 8  # where the block was "made", wherever it is written
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -202,6 +204,49 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
             f"{where}: not a readable block ({err}); the shard is damaged, prepare it again."
         ) from err
     return _checked_block(fields, where)
+
+
+def block_checksum(data: bytes | memoryview) -> int:
+    """One number for the content of a block: crc32 over the checksums of its fields, in order.
+
+    The fields themselves are not read; `decode_block` holds them against these checksums.
+
+    Args:
+        data: the whole `.npz` file.
+
+    Raises:
+        ValueError: the bytes are no `.npz` of stored members.
+    """
+    checksums, offset = b"", 0
+    while data[offset : offset + 4] == b"PK\x03\x04" and len(data) >= offset + _LOCAL_HEADER.size:
+        header = _LOCAL_HEADER.unpack_from(data, offset)
+        checksums += struct.pack("<I", header[6])
+        offset += _LOCAL_HEADER.size + sum((header[7], *header[9:11]))
+    if not checksums:
+        raise ValueError("no zip member at its start")
+    return zlib.crc32(checksums)
+
+
+def checksum_of_ending(ending: bytes) -> int:
+    """What `block_checksum` gives, from the last `ENDING_BYTES` of the block alone.
+
+    Raises:
+        ValueError: the bytes are not the end of an `.npz` as `encode_block` writes it.
+    """
+    end = ending[-_END.size :]
+    if len(end) < _END.size or end[:4] != b"PK\5\6":
+        raise ValueError("no zip directory at its end")
+    _, _, _, _, count, size, *_ = _END.unpack(end)
+    directory = ending[: -_END.size][-size:]
+    checksums, offset = b"", 0
+    for _ in range(count):
+        entry = directory[offset : offset + _DIRECTORY_ENTRY.size]
+        if len(entry) < _DIRECTORY_ENTRY.size or entry[:4] != b"PK\1\2":
+            raise ValueError("a broken zip directory at its end")
+        values = _DIRECTORY_ENTRY.unpack(entry)
+        checksums += struct.pack("<I", values[7])
+        offset += _DIRECTORY_ENTRY.size + sum(values[10:13])
+    return zlib.crc32(checksums)
 
 
 def _read_fields(data: memoryview) -> dict[str, UnsignedArray]:

@@ -33,6 +33,8 @@ class BlockEntry:
     """Bytes of the payload."""
     count: int
     """Rows of the block."""
+    checksum: int
+    """Of the checksums of its fields, as `format.block_checksum` computes it."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,39 @@ class Totals:
     """The piece that stands most often in `masked_lm_ids`; the smallest id among equals."""
     commonest_prediction_count: int = 0
     """How often it stands there: the accuracy of the best constant guess."""
+    unknown: int = 0
+    """[UNK] in the text, masked positions included."""
+    repeated_rows: int = 0
+    """Rows whose pieces a row before them has as well; an estimate where there are many."""
+
+
+@dataclass(frozen=True)
+class SplitSource:
+    """What the rows of a split were made of, as far as they do not show it themselves."""
+
+    documents: int = 0
+    documents_without_partner: int = 0
+    """Documents that had no other text to take a random second segment from."""
+    divided_rows: int = 0
+    """Rows whose two segments are the halves of one sentence."""
+
+
+@dataclass(frozen=True)
+class TextFacts:
+    """What the text of both splits is like."""
+
+    sentences: int = 0
+    pieces: int = 0
+    single_sentence_documents: int = 0
+    """Documents of one sentence."""
+    single_sentence_pieces: int = 0
+    """Their pieces."""
+    unknown_pieces: int = 0
+    """[UNK] among the pieces."""
+    unknown_characters: int = 0
+    """Characters that no piece begins with, as often as the text has them."""
+    scripts: tuple[tuple[str, int], ...] = ()
+    """The commonest scripts, and how many characters of the text belong to each."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +185,9 @@ class Manifest:
     """Documents whose text another one has as well; an estimate where there are many."""
     unknown_characters: tuple[tuple[str, int], ...] = ()
     """The commonest characters that no piece begins with, and how often the text has each."""
+    train_source: SplitSource = SplitSource()
+    valid_source: SplitSource = SplitSource()
+    text: TextFacts = TextFacts()
     format_version: int = FORMAT_VERSION
     fingerprint: str = ""
     """sha256 over all that determines the bytes of the shards, and their own checksums."""
@@ -162,6 +200,10 @@ class Manifest:
         """The totals of "train" or "valid"."""
         return {"train": self.train_totals, "valid": self.valid_totals}[split]
 
+    def source(self, split: str) -> SplitSource:
+        """What the rows of "train" or "valid" were made of."""
+        return {"train": self.train_source, "valid": self.valid_source}[split]
+
     def with_fingerprint(self) -> Manifest:
         """The same manifest with `fingerprint` computed from its other fields."""
         return replace(self, fingerprint=_fingerprint(self))
@@ -173,6 +215,7 @@ def _fingerprint(manifest: Manifest) -> str:
     content.pop("fingerprint")
     content.pop("tool_version")
     content.pop("unknown_characters")
+    content.pop("text")  # names of scripts are Python's
     content["inputs"] = manifest.inputs.identity()
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
@@ -193,8 +236,10 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
         "documents": manifest.documents,
         "repeated_documents": manifest.repeated_documents,
         "unknown_characters": [list(entry) for entry in manifest.unknown_characters],
+        "text": {**vars(manifest.text), "scripts": [list(s) for s in manifest.text.scripts]},
         "splits": {
             split: {
+                "source": vars(manifest.source(split)).copy(),
                 "totals": {
                     **vars(manifest.totals(split)),
                     "length_histogram": list(manifest.totals(split).length_histogram),
@@ -207,10 +252,10 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def shard_to_json(shard: ShardEntry) -> dict[str, Any]:
-    """`shard` as plain JSON values; a block is [offset, size, count]."""
+    """`shard` as plain JSON values; a block is [offset, size, count, checksum]."""
     return {
         **vars(shard),
-        "blocks": [[block.offset, block.size, block.count] for block in shard.blocks],
+        "blocks": [[b.offset, b.size, b.count, b.checksum] for b in shard.blocks],
     }
 
 
@@ -243,6 +288,9 @@ def from_json(content: Mapping[str, Any]) -> Manifest:
         documents=content["documents"],
         repeated_documents=content["repeated_documents"],
         unknown_characters=tuple((name, count) for name, count in content["unknown_characters"]),
+        train_source=SplitSource(**splits["train"]["source"]),
+        valid_source=SplitSource(**splits["valid"]["source"]),
+        text=_text_from_json(content["text"]),
         format_version=content["format_version"],
         fingerprint=content["fingerprint"],
     )
@@ -251,6 +299,12 @@ def from_json(content: Mapping[str, Any]) -> Manifest:
 def _totals_from_json(content: Mapping[str, Any]) -> Totals:
     """Totals out of plain JSON values."""
     return Totals(**{**content, "length_histogram": tuple(content["length_histogram"])})
+
+
+def _text_from_json(content: Mapping[str, Any]) -> TextFacts:
+    """The facts about the text out of plain JSON values."""
+    scripts = tuple((name, count) for name, count in content["scripts"])
+    return TextFacts(**{**content, "scripts": scripts})
 
 
 def dumps(content: Any, indent: str = "") -> str:

@@ -24,6 +24,7 @@ from data_prep.format import token_dtype
 from data_prep.manifest import VOCABULARY_NAME
 from data_prep.plan import Plan, load_plan, stored_files
 from data_prep.randomness import keyed_hash, keyed_words
+from data_prep.scripts import count_letters, new_block_counts
 from data_prep.spill import SpillWriter, section_table
 from data_prep.wordpiece import load_vocabulary
 
@@ -32,6 +33,16 @@ logger = logging.getLogger(__name__)
 NAMED_HASHES = 4
 """How many content hashes at the border of the splits a result names."""
 _BUCKET = 1  # purpose of the random numbers
+
+
+class TextSums(NamedTuple):
+    """Sums over the documents of a task; see `manifest.TextFacts`."""
+
+    sentences: int = 0
+    pieces: int = 0
+    single_sentence_documents: int = 0
+    single_sentence_pieces: int = 0
+    unknown_pieces: int = 0
 
 
 class MapResult(NamedTuple):
@@ -47,6 +58,9 @@ class MapResult(NamedTuple):
     """The largest content hashes of the valid split, different ones."""
     unknown_characters: dict[str, int]
     """How often characters were met that no piece begins with."""
+    character_blocks: list[tuple[int, int]]
+    """Blocks of 128 characters that the text has letters of, and how many."""
+    sums: TextSums
     contents_offset: int
     """Where in the spill the content hashes of all documents lie, to its end."""
     crc32: int
@@ -58,6 +72,7 @@ class _Batch(NamedTuple):
 
     inputs: npt.NDArray[np.uint32]
     offsets: npt.NDArray[np.uint64]
+    text: bytes
     encoded: Encoded
 
 
@@ -74,7 +89,8 @@ def result_path(work: Path, task: int) -> Path:
 def load_result(work: Path, task: int) -> MapResult:
     """The result of a map task that is done."""
     content = read_work_json(result_path(work, task))
-    return MapResult(section_table(content.pop("sections")), **content)
+    sums = TextSums(**content.pop("sums"))
+    return MapResult(section_table(content.pop("sections")), sums=sums, **content)
 
 
 def is_begun(work: Path, task: int) -> bool:
@@ -118,7 +134,7 @@ def run_map_task(work: Path, task: int) -> None:
     num_buckets = np.uint64(plan.num_buckets)
     train: set[int] = set()
     valid: set[int] = set()
-    skipped = 0
+    skipped, sums, letters = 0, TextSums(), new_block_counts()
     contents: list[npt.NDArray[np.uint64]] = []
     with atomic_file(spill_path(work, task), is_durable=False) as file:
         writer = SpillWriter(file, token_dtype(plan.vocabulary.size))
@@ -126,6 +142,8 @@ def run_map_task(work: Path, task: int) -> None:
             is_text = batch.encoded.num_sentences > 0
             skipped += int(np.count_nonzero(~is_text))
             encoded = _without_empty(batch.encoded, is_text)
+            count_letters(np.frombuffer(batch.text, np.uint8), letters)
+            sums = _added(sums, encoded, encoder.unknown_id)
             inputs, offsets = batch.inputs[is_text], batch.offsets[is_text]
             is_valid = is_held_out(encoded.content, plan.options.valid_fraction)
             contents.append(encoded.content)
@@ -144,6 +162,8 @@ def run_map_task(work: Path, task: int) -> None:
         sorted(train),
         sorted(valid, reverse=True),
         dict(unknown),
+        [(int(block), int(letters[block])) for block in np.flatnonzero(letters)],
+        sums,
         contents_offset,
         crc32_file(spill_path(work, task)),
     )
@@ -159,7 +179,22 @@ def load_contents(work: Path, task: int) -> npt.NDArray[np.uint64]:
 
 def _result_to_json(result: MapResult) -> dict[str, Any]:
     """A result as plain JSON values."""
-    return {**result._asdict(), "sections": result.sections.tolist()}
+    sections, sums = result.sections.tolist(), result.sums._asdict()
+    return {**result._asdict(), "sections": sections, "sums": sums}
+
+
+def _added(sums: TextSums, encoded: Encoded, unknown_id: int) -> TextSums:
+    """The sums with more documents, none of them empty."""
+    first = np.cumsum(encoded.num_sentences) - encoded.num_sentences
+    single = first[encoded.num_sentences == 1]
+    more = (
+        len(encoded.sentence_lengths),
+        len(encoded.ids),
+        len(single),
+        int(encoded.sentence_lengths[single].sum(dtype=np.int64)),
+        int(np.count_nonzero(encoded.ids == unknown_id)),
+    )
+    return TextSums(*(former + count for former, count in zip(sums, more, strict=True)))
 
 
 def is_held_out(content: npt.NDArray[np.uint64], valid_fraction: float) -> npt.NDArray[np.bool_]:
@@ -197,4 +232,4 @@ def _batches(work: Path, plan: Plan, task: int, encoder: TextEncoder) -> Iterato
         if chunk.is_continued and last_content is not None:
             encoded.content[0] = last_content
         last_content = encoded.content[-1]
-        yield _Batch(inputs, chunk.offsets, encoded)
+        yield _Batch(inputs, chunk.offsets, chunk.data, encoded)

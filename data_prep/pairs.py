@@ -89,6 +89,7 @@ class Pairs(NamedTuple):
         b_start: see a_start.
         b_length: see a_start.
         label: uint8 [n], 0 for next (in order), 1 for random (swapped).
+        is_divided: bool [n], whether the spans are the two parts of one sentence.
         row_keys: uint64 [n], whose random numbers the masks of the row get.
     """
 
@@ -97,6 +98,7 @@ class Pairs(NamedTuple):
     b_start: IntArray
     b_length: IntArray
     label: npt.NDArray[np.uint8]
+    is_divided: npt.NDArray[np.bool_]
     row_keys: WordArray
 
     def __len__(self) -> int:
@@ -111,6 +113,7 @@ class Pairs(NamedTuple):
             self.b_start[rows],
             self.b_length[rows],
             self.label[rows],
+            self.is_divided[rows],
             self.row_keys[rows],
         )
 
@@ -164,8 +167,9 @@ def make_pairs(documents: Documents, rules: PairRules) -> Pairs:
 def _columns(count: int) -> Pairs:
     """Room for `count` rows."""
     spans = np.empty((4, count), np.int64)
-    label, row_keys = np.empty(count, np.uint8), np.empty(count, np.uint64)
-    return Pairs(spans[0], spans[1], spans[2], spans[3], label, row_keys)
+    label, is_divided = np.empty(count, np.uint8), np.empty(count, np.bool_)
+    row_keys = np.empty(count, np.uint64)
+    return Pairs(spans[0], spans[1], spans[2], spans[3], label, is_divided, row_keys)
 
 
 @compiled
@@ -199,11 +203,12 @@ def _make_all(
     b_start: IntArray,
     b_length: IntArray,
     label: npt.NDArray[np.uint8],
+    is_divided: npt.NDArray[np.bool_],
     row_keys: WordArray,
 ) -> int:
     """Counts the rows, and writes them where the last arrays have room; returns how many."""
     stream, of_row = np.empty(STREAM_WORDS, np.uint64), np.empty(STREAM_WORDS, np.uint64)
-    pair = np.empty(4, np.int64)  # a_start, a_end, b_start, b_end
+    pair = np.empty(5, np.int64)  # a_start, a_end, b_start, b_end, whether one sentence is divided
     made = 0
     for document in range(len(keys)):
         last = first[document + 1]
@@ -214,6 +219,7 @@ def _make_all(
                 target = longest
                 if next_is_below(stream, short_probability):
                     target = _SHORTEST_TARGET + next_below(stream, longest - _SHORTEST_TARGET + 1)
+                pair[4] = 0
                 if kind == _NONE:
                     end, of_pair = _whole_sentences(bounds, start, last, target, pair), 0
                 else:
@@ -228,7 +234,7 @@ def _make_all(
                 if made < len(label):
                     a_start[made], a_length[made] = pair[0], pair[1] - pair[0]
                     b_start[made], b_length[made] = pair[2], pair[3] - pair[2]
-                    label[made] = of_pair
+                    label[made], is_divided[made] = of_pair, pair[4] != 0
                     start_stream(of_row, keys[document], row + 1, copy, sequence_length)
                     philox(of_row)
                     row_keys[made] = (of_row[7] << _SHIFT) | of_row[6]
@@ -287,6 +293,7 @@ def _pair(
         if bounds[end] - bounds[start] < 2:
             return end, -1
         cut = bounds[start] + 1 + next_below(stream, bounds[end] - bounds[start] - 1)
+        pair[4] = 1
     if kind == _SENTENCE_ORDER and next_is_below(stream, 0.5):
         pair[0], pair[1], pair[2], pair[3] = cut, bounds[end], bounds[start], cut
         return end, 1

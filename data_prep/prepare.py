@@ -24,6 +24,7 @@ from data_prep.manifest import SPLITS
 from data_prep.map_stage import run_map_task
 from data_prep.plan import Plan, Segment, check_options, load_plan, stored_files
 from data_prep.progress import Progress
+from data_prep.quality import judge_dataset
 from data_prep.recipes import read_phases
 from data_prep.reduce_stage import ReduceTask, dataset_folder, run_reduce_task
 from data_prep.stats import summary_lines
@@ -111,14 +112,11 @@ def _finalise(
     phases = read_phases(preparation.recipe)
     for manifest in finalise(work, plan, tasks):
         folder = dataset_folder(work, manifest.sequence_length)
-        if plan.options.valid_fraction and not manifest.valid_totals.rows:
-            logger.warning(
-                "valid: --valid-fraction %g asks for held-out rows, but there is only one document "
-                "(or equal ones); the valid split is empty",
-                plan.options.valid_fraction,
-            )
         for line in summary_lines(folder, manifest, phases):
             logger.info("%s", line)
+        for finding in judge_dataset(manifest):
+            for line in finding.lines():
+                logger.warning("%s", line)
 
 
 def _map(work: Path, plan: Plan, executor: Executor) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -28,7 +29,13 @@ from data_prep.files import (
 )
 from data_prep.format import Block, IntArray, count_dtype, position_dtype, token_dtype
 from data_prep.groups import load_group
-from data_prep.manifest import VOCABULARY_NAME, ShardEntry, shard_from_json, shard_to_json
+from data_prep.manifest import (
+    VOCABULARY_NAME,
+    ShardEntry,
+    SplitSource,
+    shard_from_json,
+    shard_to_json,
+)
 from data_prep.map_stage import spill_path
 from data_prep.masking import MaskedRows, MaskingRules, mask_rows
 from data_prep.pairs import Documents, Pairs, make_pairs
@@ -37,7 +44,7 @@ from data_prep.randomness import keyed_hash, keyed_words
 from data_prep.rows import assemble
 from data_prep.shard_writer import write_shards
 from data_prep.spill import Columns, joined, read_sections
-from data_prep.totals import TotalsSummer
+from data_prep.totals import RowSums, TotalsSummer
 from data_prep.wordpiece import Vocabulary, load_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -63,12 +70,14 @@ class ReduceResult(NamedTuple):
     """What a reduce task wrote, and sums over its rows."""
 
     shards: list[ShardEntry]
-    documents: int
-    distinct_documents: int
+    source: SplitSource
     label_1: int
+    unknown: int
     length_histogram: list[int]
+    zeros: int
+    """Of the sketch that has kept the hashes of the rows."""
     counts_crc32: int
-    """Of the file of how often each piece is to be predicted."""
+    """Of the file of how often each piece is to be predicted, and of the hashes of rows."""
 
 
 def dataset_folder(work: Path, sequence_length: int) -> Path:
@@ -82,7 +91,7 @@ def result_path(work: Path, task: ReduceTask) -> Path:
 
 
 def _counts_path(work: Path, task: ReduceTask) -> Path:
-    """How often each piece is to be predicted in the rows of a task."""
+    """How often each piece is to be predicted in the rows of a task, then hashes of the rows."""
     return result_path(work, task).with_suffix(".counts")
 
 
@@ -90,16 +99,21 @@ def load_result(work: Path, task: ReduceTask) -> ReduceResult:
     """The result of a reduce task that is done."""
     content = read_work_json(result_path(work, task))
     shards = [shard_from_json(shard) for shard in content.pop("shards")]
-    return ReduceResult(shards, **content)
+    return ReduceResult(shards, SplitSource(**content.pop("source")), **content)
 
 
-def load_prediction_counts(work: Path, task: ReduceTask) -> npt.NDArray[np.int64]:
-    """How often each piece is to be predicted in the rows of a task that is done."""
-    path = _counts_path(work, task)
+def add_sums(work: Path, task: ReduceTask, summer: TotalsSummer) -> None:
+    """Adds the sums over the rows of a task that is done."""
+    path, result = _counts_path(work, task), load_result(work, task)
     try:
-        return np.fromfile(path, "<i8")
+        with path.open("rb") as file:
+            counts = np.fromfile(file, "<i8", len(summer.prediction_counts))
+            hashes = np.fromfile(file, "<u8")
     except OSError as err:
         raise DataError(damaged_work(path, err)) from err
+    histogram = np.array(result.length_histogram, np.int64)
+    sums = RowSums(histogram, counts, result.label_1, result.unknown, hashes, result.zeros)
+    summer.merge(sums)
 
 
 def is_begun(work: Path, task: ReduceTask) -> bool:
@@ -139,29 +153,47 @@ def run_reduce_task(work: Path, task: ReduceTask) -> None:
     """
     if _is_done(work, task):
         return
-    plan = load_plan(work)
+    plan, vocabulary = load_plan(work), vocabulary_of(work)
     length = plan.options.sequence_length[task.length_index]
     columns = _read_group(work, plan, task)
-    summer = TotalsSummer(length, plan.vocabulary.size)
+    summer = TotalsSummer(length, len(vocabulary), vocabulary.id_of("[UNK]"))
     shards: list[ShardEntry] = []
-    documents = distinct = 0
+    source = SplitSource()
     if columns is not None:
-        documents, distinct = len(columns.documents), len(np.unique(columns.documents["content"]))
-        blocks = summer.counted(_blocks(columns, plan, task, vocabulary_of(work)))
+        pairs = _ordered_pairs(columns, plan, task)
+        source = _source(columns, pairs)
+        blocks = summer.counted(_blocks(columns, pairs, plan, task, vocabulary))
         folder, stem = dataset_folder(work, length), f"{task.split}-{task.number:05d}"
         shards = write_shards(folder, stem, blocks, plan.options.blocks_per_shard)
     with atomic_file(_counts_path(work, task), is_durable=False) as file:
         file.write(summer.prediction_counts.astype("<i8").tobytes())
+        file.write(summer.rows.kept().astype("<u8").tobytes())
     result = ReduceResult(
         shards,
-        documents,
-        distinct,
+        source,
         summer.label_1,
+        summer.unknown,
         summer.histogram.tolist(),
+        summer.rows.zeros,
         crc32_file(_counts_path(work, task)),
     )
-    content = {**result._asdict(), "shards": [shard_to_json(shard) for shard in shards]}
+    content = {
+        **result._asdict(),
+        "shards": [shard_to_json(shard) for shard in shards],
+        "source": asdict(source),
+    }
     write_work_json(result_path(work, task), content, is_durable=False)
+
+
+def _source(columns: Columns, pairs: Pairs) -> SplitSource:
+    """What the rows of a group are made of."""
+    content = columns.documents["content"]
+    has_partners = bool(np.any(content != content[0]))
+    return SplitSource(
+        documents=len(content),
+        documents_without_partner=0 if has_partners else len(content),
+        divided_rows=int(np.count_nonzero(pairs.is_divided)),
+    )
 
 
 def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
@@ -213,13 +245,17 @@ def _documents(columns: Columns, plan: Plan) -> Documents:
     )
 
 
+def _ordered_pairs(columns: Columns, plan: Plan, task: ReduceTask) -> Pairs:
+    """The pairs of all documents and duplicates in random order."""
+    pairs = make_pairs(_documents(columns, plan), plan.options.pair_rules(task.length_index))
+    return pairs.taken(_row_order(len(pairs), plan.options, task))
+
+
 def _blocks(
-    columns: Columns, plan: Plan, task: ReduceTask, vocabulary: Vocabulary
+    columns: Columns, pairs: Pairs, plan: Plan, task: ReduceTask, vocabulary: Vocabulary
 ) -> Iterator[Block]:
-    """The rows of all documents and duplicates in random order, masked, block by block."""
+    """The rows of `pairs`, masked, block by block."""
     options = plan.options
-    pairs = make_pairs(_documents(columns, plan), options.pair_rules(task.length_index))
-    pairs = pairs.taken(_row_order(len(pairs), options, task))
     special = vocabulary.special_ids
     most = options.max_predictions_per_seq[task.length_index]
     rules = (

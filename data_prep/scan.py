@@ -5,7 +5,7 @@ sentence rules (some bits) depends on the word alone, so it is worked out once f
 word and kept in a table; a sentence ends between two words by their bits. `data_prep.encode` holds
 this against the plain way, which is slower by more than ten times and gives the same arrays.
 
-Words are cut on at full-width marks, which end a sentence without white space after them.
+Words are cut after the marks that end a sentence without white space after them.
 """
 
 from __future__ import annotations
@@ -235,7 +235,8 @@ def _find_word_end(
 ) -> tuple[int, np.uint64]:
     """The byte after the word that begins at `place`, and the hash of its bytes."""
     hashed = HASH_START
-    closing = 0  # 1 among full-width marks, 2 among what closes after them
+    closing = 0  # 1 among marks that need no blank, 2 among what closes after them
+    is_after_digit = False
     while place < stop:
         byte = data[place]
         code, after = integer(byte), place + 1
@@ -244,16 +245,33 @@ def _find_word_end(
         flag = flags[code]
         if flag & ch.SPACE:
             break
+        is_mark = flag & ch.IS_FREE_MARK != 0
+        if is_mark and is_after_digit and ch.is_stop_of_digits(code):
+            is_mark = not _is_digit_next(data, after, stop, flags)
         if closing and not flag & ch.REMOVED:
-            if not flag & ch.IS_CLOSING and not (closing == 1 and flag & ch.IS_FULL_WIDTH_MARK):
+            if not flag & ch.IS_CLOSING and not (closing == 1 and is_mark):
                 break
             closing = 2 if flag & ch.IS_CLOSING else 1
-        elif flag & ch.IS_FULL_WIDTH_MARK:
+        elif is_mark:
             closing = 1
+        if not flag & ch.REMOVED:
+            is_after_digit = ch.is_western_digit(code)
         while place < after:
             hashed = (hashed ^ np.uint64(data[place])) * HASH_MULTIPLIER
             place += 1
     return place, hashed
+
+
+@compiled
+def _is_digit_next(
+    data: npt.NDArray[np.uint8], place: int, stop: int, flags: npt.NDArray[np.uint16]
+) -> bool:
+    """Whether the first character from `place` on that cleaning leaves in is a digit."""
+    while place < stop:
+        code, place = decode(data, place)
+        if not flags[code] & ch.REMOVED:
+            return ch.is_western_digit(code)
+    return False
 
 
 @compiled

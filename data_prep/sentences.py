@@ -2,8 +2,11 @@
 
 A sentence ends at `.`, `!`, `?` or an ellipsis, with any closing quotes or brackets, where white
 space follows and the next word does not begin with a small letter; a full stop after an
-abbreviation, an initial or a list number does not end one. Full-width marks of Chinese and Japanese
-and the marks of Hindi, Urdu and Arabic end one as well, the full-width ones without white space.
+abbreviation, an initial or a list number does not end one. The marks of other scripts end one as
+well: all that Unicode calls sentence terminals, and Tibetan's shad. Those of scripts that write no
+blanks between words, or none after the mark, end one whatever follows. Thai and Lao have no mark.
+
+Source: Unicode 17, PropList.txt (Sentence_Terminal) and SentenceBreakProperty.txt (STerm, ATerm).
 """
 
 from __future__ import annotations
@@ -19,19 +22,47 @@ OWN_RULES = ("rules", "lines")
 PACKAGES = ("blingfire", "nupunkt", "sentencex")
 """Packages that can cut paragraphs instead of the rules; see the extra `sentences`."""
 
-MARKS = ".!?\u2026\u0964\u061f\u06d4"
+
+def _characters(codes: str) -> str:
+    """The characters of hexadecimal codes and ranges such as "0F0D-0F11"."""
+    ranges = [[int(end, 16) for end in part.split("-")] for part in codes.split()]
+    return "".join(chr(code) for ends in ranges for code in range(ends[0], ends[-1] + 1))
+
+
+MARKS = ".\u2026" + _characters(
+    """
+    0021 003F 0589 061D-061F 06D4 0700-0702 07F9 0837 0839 083D-083E 0964-0965 166E 1735-1736 1803
+    1809 1944-1945 1C3B-1C3C 1C7E-1C7F 203C-203D 2047-2049 2CF9-2CFB 2E2E 2E3C 2E53-2E54 2E60-2E61
+    A4FF A60E-A60F A6F3 A6F7 A876-A877 A8CE-A8CF A92F AA5D-AA5F AAF0-AAF1 ABEB 10A56-10A57
+    10F55-10F59 10F86-10F89 11047-11048 110BE-110C1 11141-11143 111C5-111C6 111CD 111DE-111DF
+    11238-11239 1123B-1123C 112A9 113D4-113D5 1144B-1144C 115C2-115C3 115C9-115D7 11641-11642
+    1173C-1173E 11944 11946 11A42-11A43 11A9B-11A9C 11C41-11C42 11EF7-11EF8 11F43-11F44 16A6E-16A6F
+    16AF5 16B37-16B38 16B44 16D6E-16D6F 16E98 1BC9F 1DA88
+    """
+)
 """What ends a sentence where white space follows."""
-FULL_WIDTH_MARKS = "\u3002\uff01\uff1f"
-"""What ends one whatever follows."""
-CLOSING = "\"')]}\u2019\u201d\u00bb\u300d\u300f\uff09"
+FULL_WIDTH_STOPS = "\uff0e\ufe52"
+"""Full stops that are decimal points too: between two digits they end no sentence."""
+FREE_MARKS = FULL_WIDTH_STOPS + _characters(
+    """
+    0F0D-0F11 104A-104B 1362 1367-1368 17D4-17D5 1AA8-1AAB 1B4E-1B4F 1B5A-1B5B 1B5E-1B5F 1B7D-1B7F
+    3002 A9C8-A9C9 FE12 FE15-FE16 FE56-FE57 FF01 FF1F FF61
+    """
+)
+"""What ends one whatever follows: in Tibetan, Burmese, Ethiopic, Khmer, Tai Tham, Balinese,
+Chinese, Japanese and Javanese."""
+CLOSING = "\"')]}\u2019\u201d\u00bb\u300d\u300f\uff09\uff63"
 OPENING = "\"'([{\u2018\u201c\u00ab\u00bf\u00a1"
 LOOK = 40
 """Characters looked at to the left and right of a mark."""
 
 _CLOSINGS, _OPENINGS = f"[{re.escape(CLOSING)}]*", re.escape(OPENING)
+_DIGIT = "[0-9\uff10-\uff19]"
+_FREE = rf"(?:(?!(?<={_DIGIT})[{FULL_WIDTH_STOPS}]{_DIGIT})[{FREE_MARKS}])"
+# Marks that stand alone after a blank, as in Tibetan, belong to the sentence before them.
 _END = re.compile(
     rf"(?P<mark>[{MARKS}]+){_CLOSINGS}\s(?=[{_OPENINGS}]*(?P<next>[^{_OPENINGS}]))"
-    rf"|[{FULL_WIDTH_MARKS}]+(?![{FULL_WIDTH_MARKS}]){_CLOSINGS}(?![{re.escape(CLOSING)}])(?=.)"
+    rf"|{_FREE}+(?!{_FREE}){_CLOSINGS}(?![{re.escape(CLOSING)}])(?!\s?{_FREE})(?=.)"
 )
 _LAST_WORD = re.compile(r"[^\s(\[\"'\u201c\u2018]*$")
 ABBREVIATIONS = frozenset(
@@ -131,7 +162,7 @@ def split_paragraph(paragraph: str) -> list[str]:
     for match in _END.finditer(paragraph):
         if match["mark"] is None or _ends_sentence(paragraph, start, match):
             sentences.append(paragraph[start : match.end()].strip())
-            start = match.end()
+            start = match.end() + paragraph.startswith(" ", match.end())
     rest = paragraph[start:].strip()
     return [*sentences, rest] if rest else sentences
 

@@ -9,7 +9,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from data_prep.files import atomic_file
-from data_prep.format import Block, encode_block
+from data_prep.format import Block, block_checksum, encode_block
 from data_prep.manifest import BlockEntry, ShardEntry
 
 _TAR_RECORD = 512
@@ -50,7 +50,8 @@ def _write_shard(path: Path, blocks: Iterable[Block]) -> ShardEntry:
             member = _member(f"{key}-{number:05d}.npz", payload)
             file.write(member)
             digest.update(member)
-            entries.append(BlockEntry(offset + _TAR_RECORD, len(payload), len(block)))
+            place = (offset + _TAR_RECORD, len(payload), len(block))
+            entries.append(BlockEntry(*place, block_checksum(payload)))
             offset += len(member)
         file.write(_END_OF_TAR)
         digest.update(_END_OF_TAR)

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-from data_prep.compiled import compiled
 from data_prep.dataset import read_split
-from data_prep.format import Block, IntArray, UnsignedArray
+from data_prep.format import Block, IntArray
 from data_prep.manifest import SPLITS, VOCABULARY_NAME, Manifest, Totals, load_manifest
+from data_prep.quality import judge_dataset, padding_share, unknown_share
 from data_prep.recipes import PhaseRows, read_phases
-from data_prep.scan import finish_hash, hash_piece
 from data_prep.wordpiece import Vocabulary, load_vocabulary
 
-MOST_REPEATED = 0.01
-"""Share of rows with the text of another row above which there is a warning."""
 _BAR_WIDTH = 40
 _BINS = 16
-_KEPT_HASHES = 1 << 22
 
 
 @dataclass
@@ -32,24 +27,6 @@ class Counts:
     """Predictions whose token is [MASK]."""
     kept: int = 0
     """Predictions whose token is the original piece."""
-    unknown: int = 0
-    """[UNK] in the original text, masked positions included."""
-    repeated_share: float = 0.0
-    """Share of the rows whose pieces a row before them has; estimated where there are many."""
-    _hashes: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
-    _ones: int = 0
-
-    def add_hashes(self, hashes: npt.NDArray[np.uint64]) -> None:
-        """Takes in hashes of rows; of too many only those that end in some zeros are kept."""
-        kept = np.concatenate([self._hashes, hashes[hashes & np.uint64(self._ones) == 0]])
-        while len(kept) > _KEPT_HASHES:
-            self._ones = 2 * self._ones + 1
-            kept = kept[kept & np.uint64(self._ones) == 0]
-        self._hashes = kept
-
-    def finish(self) -> None:
-        """Works out `repeated_share`."""
-        self.repeated_share = 1 - len(np.unique(self._hashes)) / max(len(self._hashes), 1)
 
 
 def describe_folder(folder: Path, recipe: Path | None = None) -> Iterator[str]:
@@ -78,6 +55,12 @@ def describe_folder(folder: Path, recipe: Path | None = None) -> Iterator[str]:
         if totals.rows:
             counts = count_split(folder, manifest, split, vocabulary)
             yield from _lines(manifest, totals, counts, vocabulary)
+    yield "\njudgement"
+    findings = judge_dataset(manifest)
+    for finding in findings:
+        yield from (f"  {line}" for line in finding.lines())
+    if not findings:
+        yield "  every share is within its limits"
 
 
 def summary_lines(folder: Path, manifest: Manifest, phases: list[PhaseRows]) -> Iterator[str]:
@@ -98,8 +81,6 @@ def _document_lines(manifest: Manifest) -> Iterator[str]:
     """What the text itself is like."""
     share = manifest.repeated_documents / max(manifest.documents, 1)
     yield f"  documents           {manifest.documents}, {share:.2%} with the text of another one"
-    if share > MOST_REPEATED:
-        yield f"  WARNING: over {MOST_REPEATED:.0%} of the documents repeat another's text"
     if manifest.unknown_characters:
         named = ", ".join(
             f"{name!r} U+{ord(name):04X} {count}" for name, count in manifest.unknown_characters
@@ -128,11 +109,6 @@ def count_split(folder: Path, manifest: Manifest, split: str, vocabulary: Vocabu
         shown, original = block.tokens[at], block.masked_lm_ids
         counts.masked += int(np.count_nonzero(shown == special["[MASK]"]))
         counts.kept += int(np.count_nonzero(shown == original))
-        tokens = block.tokens.copy()
-        tokens[at] = original
-        counts.unknown += int(np.count_nonzero(tokens == special["[UNK]"]))
-        counts.add_hashes(_row_hashes(tokens, block.length.astype(np.int64)))
-    counts.finish()
     return counts
 
 
@@ -143,31 +119,11 @@ def predicted_places(block: Block) -> IntArray:
     return np.asarray(np.repeat(start, block.num_predictions) + block.masked_lm_positions)
 
 
-@compiled
-def _row_hashes(tokens: UnsignedArray, length: IntArray) -> npt.NDArray[np.uint64]:
-    """A hash of the pieces of every row, uint64 [n]."""
-    hashes = np.empty(len(length), np.uint64)
-    place = 0
-    for row in range(len(length)):
-        hashed = np.uint64(0)
-        for token in range(place, place + length[row]):
-            hashed = hash_piece(hashed, np.uint64(tokens[token]))
-        hashes[row] = finish_hash(hashed)
-        place += length[row]
-    return hashes
-
-
-def padding_share(manifest: Manifest, totals: Totals) -> float:
-    """Share of the positions that are padding if every row is padded to full length."""
-    return 1 - totals.tokens / (totals.rows * manifest.sequence_length)
-
-
 def _lines(
     manifest: Manifest, totals: Totals, counts: Counts, vocabulary: Vocabulary
 ) -> Iterator[str]:
     """The figures of one split."""
     rows, tokens = totals.rows, totals.tokens
-    text_tokens = tokens - (3 if manifest.pair_label_name else 2) * rows
     padding = padding_share(manifest, totals)
     yield f"  tokens              {tokens} ({tokens / rows:.1f} a row)"
     yield f"  padding             {padding:.1%} if every row were padded to full length"
@@ -177,13 +133,8 @@ def _lines(
         yield from _prediction_lines(totals, counts, vocabulary)
     else:
         yield "  predictions         none: the reader masks"
-    yield f"  unknown pieces      {counts.unknown / text_tokens:.3%} of the text"
-    yield f"  repeated rows       {counts.repeated_share:.2%} have the text of another row"
-    if counts.repeated_share > MOST_REPEATED:
-        yield (
-            f"  WARNING: over {MOST_REPEATED:.0%} of the rows repeat another's text; documents "
-            "shorter than a row do so by the duplicate factor, others because the text repeats"
-        )
+    yield f"  unknown pieces      {unknown_share(manifest, totals):.3%} of the text"
+    yield f"  repeated rows       {totals.repeated_rows / rows:.2%} have the text of another row"
     yield "  tokens a row"
     yield from _histogram(totals.length_histogram)
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from data_prep.errors import UsageError
 from data_prep.files import atomic_file
-from data_prep.manifest import SPLITS, VOCABULARY_NAME, Manifest, load_manifest
-from data_prep.stats import count_split, padding_share
-from data_prep.wordpiece import load_vocabulary
+from data_prep.manifest import SPLITS, Manifest, load_manifest
+from data_prep.quality import padding_share, unknown_share
 
 _COLOURS = {"train": "#0072b2", "valid": "#d55e00"}  # Okabe and Ito
 
@@ -45,7 +44,7 @@ def draw_folder(folder: Path, path: Path) -> None:
         figure = Figure(figsize=(9, 3.6), layout="constrained")
         lengths, shares = figure.subplots(1, 2, width_ratios=[3, 2])
         _draw_lengths(lengths, manifest)
-        _draw_shares(shares, folder, manifest)
+        _draw_shares(shares, manifest)
         figure.suptitle(f"{folder}: {manifest.train_totals.rows:,} training rows")
         with atomic_file(path) as file:
             figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
@@ -67,19 +66,17 @@ def _draw_lengths(axes: Any, manifest: Manifest) -> None:
     axes.legend(frameon=False)
 
 
-def _draw_shares(axes: Any, folder: Path, manifest: Manifest) -> None:
+def _draw_shares(axes: Any, manifest: Manifest) -> None:
     """Bars for padding, labels, masks, unknown pieces and repeated rows."""
-    vocabulary = load_vocabulary(folder / VOCABULARY_NAME)
     splits = [split for split in SPLITS if manifest.totals(split).rows]
     for number, split in enumerate(splits):
         totals = manifest.totals(split)
-        counts = count_split(folder, manifest, split, vocabulary)
         shares = {"padding": padding_share(manifest, totals)}
         if manifest.pair_label_name:
             shares[f"{manifest.pair_label_name} 1"] = totals.label_1 / totals.rows
         shares["masked tokens"] = totals.predictions / totals.tokens
-        shares["unknown pieces"] = counts.unknown / totals.tokens
-        shares["repeated rows"] = counts.repeated_share
+        shares["unknown pieces"] = unknown_share(manifest, totals)
+        shares["repeated rows"] = totals.repeated_rows / totals.rows
         places = np.arange(len(shares)) + 0.4 * number
         axes.barh(places, list(shares.values()), 0.35, color=_COLOURS[split], label=split)
         for place, share in zip(places, shares.values(), strict=True):

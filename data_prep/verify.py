@@ -41,7 +41,8 @@ def verify_folder(folder: Path, progress: Callable[[int], None] = lambda size: N
     faults = list(_folder_faults(folder, manifest))
     checker = BlockChecker(folder, manifest) if not faults else None
     for split in SPLITS:
-        summer = TotalsSummer(manifest.sequence_length, manifest.vocabulary.size)
+        unknown_id = checker.unknown_id if checker else 0
+        summer = TotalsSummer(manifest.sequence_length, manifest.vocabulary.size, unknown_id)
         split_faults = []
         for shard in manifest.shards(split):
             split_faults += _shard_faults(folder, shard, checker, summer)
@@ -108,6 +109,7 @@ class BlockChecker:
         special = load_vocabulary(folder / VOCABULARY_NAME).special_ids
         self._manifest = manifest
         self._cls, self._sep, self._pad = special["[CLS]"], special["[SEP]"], special["[PAD]"]
+        self.unknown_id = special["[UNK]"]
 
     def check(self, block: Block, where: str) -> None:
         """DataError, with row and rule, for a block that breaks the contract."""

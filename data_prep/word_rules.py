@@ -18,7 +18,7 @@ from data_prep.format import IntArray
 from data_prep.sentences import ABBREVIATIONS, LOOK, MAY_END, NEW_SENTENCE, NUMBERED
 
 # As the one before a blank.
-ENDS, ENDS_WITH_DOT, ENDS_FULL_WIDTH = 1, 2, 4
+ENDS, ENDS_WITH_DOT, ENDS_FREELY = 1, 2, 4
 IS_ABBREVIATION, IS_MAY_END, IS_NUMBERED = 8, 16, 32
 IS_INITIALS, HAS_DOTS, IS_LIST_NUMBER = 64, 128, 256
 BITS_BEFORE = 511
@@ -27,6 +27,8 @@ BITS_BEFORE = 511
 BEGINS_LOWER, ALL_OPENING, IS_NEW_SENTENCE, BEGINS_WITH_DIGIT = 512, 1024, 2048, 4096
 HAS_UNKNOWN = 8192
 """Not for the rules: a piece of the word is [UNK]."""
+BEGINS_FREELY = 16384
+"""As the one after a blank: it begins with a mark that needs no blank."""
 
 HASH_START, HASH_MULTIPLIER = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
 _LONGEST_RULE_WORD = max(map(len, ABBREVIATIONS | MAY_END | NUMBERED | NEW_SENTENCE))
@@ -66,8 +68,8 @@ def make_rule_words() -> RuleWords:
 @compiled
 def is_end(before: int, after: int, words: int) -> bool:
     """Whether a sentence of `words` words ends between two words, by their bits."""
-    if before & ENDS_FULL_WIDTH:
-        return True
+    if before & ENDS_FREELY:
+        return not after & BEGINS_FREELY
     if not before & ENDS or after & BEGINS_LOWER:
         return False
     if not before & ENDS_WITH_DOT:
@@ -111,8 +113,8 @@ def _bits_before(
     mark_end = size
     while mark_end and flags[letters[mark_end - 1]] & ch.IS_CLOSING:
         mark_end -= 1
-    if mark_end and flags[letters[mark_end - 1]] & ch.IS_FULL_WIDTH_MARK:
-        return ENDS_FULL_WIDTH
+    if mark_end and flags[letters[mark_end - 1]] & ch.IS_FREE_MARK:
+        return ENDS_FREELY
     mark = mark_end
     while mark and flags[letters[mark - 1]] & ch.IS_MARK:
         mark -= 1
@@ -154,6 +156,8 @@ def _bits_after(
         first += 1
     if first == size:
         return ALL_OPENING
+    if flags[letters[0]] & ch.IS_FREE_MARK:
+        return BEGINS_FREELY
     bits = BEGINS_LOWER if flags[letters[first]] & ch.IS_LOWER else 0
     last = min(size, LOOK)
     while last > first and flags[letters[last - 1]] & ch.IS_OPENING:

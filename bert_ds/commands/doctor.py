@@ -121,7 +121,9 @@ def _of_ranks(wanted: Wanted, world: World) -> list[Finding]:
     with _token(wanted.output_dir if world.is_main else None) as written:
         tokens = [written]
         torch_dist.broadcast_object_list(tokens, src=0)
-        own = look_at_this_host(replace(wanted, token=tokens[0]))
+        # one rank of a host looks at its shards: what the others find is left out below
+        data = wanted.data if world.local_rank == 0 else None
+        own = look_at_this_host(replace(wanted, token=tokens[0], data=data))
         gathered: list[dict[str, object] | None] = [None] * world.world_size
         torch_dist.all_gather_object(gathered, own.as_dict())
     exchange = measure(world, device)

@@ -9,6 +9,7 @@ import os
 import shlex
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from bert_ds.train.run_folder import RunFolder, setting_differences
 from bert_ds.train.stop import StopFlag, launcher_processes
 from bert_ds.train.watchdog import Watchdog
 from bert_ds.world import World
+from data_prep.quality import judge_dataset
 from data_prep.screen import write_to_screen
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,10 @@ def run(arguments: argparse.Namespace, command_line: list[str], world: World) ->
     check_run(config)
     plan = plan_as_text(plan_run(config, world.world_size))
     if arguments.dry_run:
-        opened = setup.open_phase_data(config, arguments.data)
+        on_this_host = world.local_rank, world.local_world_size
+        opened = setup.open_phase_data(config, arguments.data, None, *on_this_host)
         if world.is_main:
+            judge_phase_data(opened)
             print(plan)
             for phase, data in zip(config.phases, opened, strict=True):
                 print(passes_as_text(phase, data.folder, data.manifest.totals("train").rows))
@@ -71,6 +75,13 @@ def run(arguments: argparse.Namespace, command_line: list[str], world: World) ->
     shutdown()
     if world.is_main:
         print(f"{arguments.output_dir} is complete")
+
+
+def judge_phase_data(opened: Sequence[setup.PhaseData]) -> None:
+    """Warn about shares that make the data worth little or nothing, once for each dataset."""
+    for folder, manifest in {entry.folder: entry.manifest for entry in opened}.items():
+        for finding in judge_dataset(manifest):
+            log.warning("%s: %s", folder, "\n".join(finding.lines()).removeprefix("WARNING "))
 
 
 def _say_that_it_failed(run: Run) -> None:
@@ -108,14 +119,17 @@ def _prepare(
                     config, arguments.resume == "never", "settings" in arguments.override
                 )
 
+    comm.together(claim)
+    part, num_parts = comm.among_equals(setup.files_seen(config, arguments.data))
+
     def open_data() -> list[setup.PhaseData]:
         with as_wrong_settings():
-            return setup.open_phase_data(config, arguments.data)
+            return setup.open_phase_data(config, arguments.data, None, part, num_parts)
 
-    comm.together(claim)
     data = comm.together(open_data)
     if world.is_main:
         _announce(config, world, device)
+        judge_phase_data(data)
     launchers = launcher_processes() if world.launcher == "torch" else ()
     stop = StopFlag(launchers, deadline)
     if world.is_main:

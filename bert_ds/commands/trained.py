@@ -29,18 +29,20 @@ def evaluate(arguments: argparse.Namespace, world: World) -> None:
     device = setup.select_device(world)
     init_process_group(world, device)
     comm = Communicator(world, device)
-    data = comm.together(
-        lambda: _open_held_out(config, arguments.data, trained.checkpoint.state.vocabulary_sha256)
-    )
+    vocabulary = trained.checkpoint.state.vocabulary_sha256
+    share = comm.among_equals(setup.files_seen(config, arguments.data))
+    data = comm.together(lambda: _open_held_out(config, arguments.data, vocabulary, share))
     result = evaluate_held_out(config, data, trained.model.to(device), comm)
     if world.is_main:
         print(json.dumps(result.as_dict(), indent=2))
     shutdown()
 
 
-def _open_held_out(config: RunConfig, data: Path, vocabulary_sha256: str) -> setup.PhaseData:
+def _open_held_out(
+    config: RunConfig, data: Path, vocabulary_sha256: str, share: tuple[int, int]
+) -> setup.PhaseData:
     """The last phase's dataset, which must be made with the vocabulary that the model knows."""
-    opened = setup.open_phase_data(config, data, config.phases[-1:])[0]
+    opened = setup.open_phase_data(config, data, config.phases[-1:], *share)[0]
     if opened.manifest.vocabulary.sha256 != vocabulary_sha256:
         raise DataError(
             f"{opened.folder} is made with vocabulary {opened.manifest.vocabulary.sha256[:12]}, "

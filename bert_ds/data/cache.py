@@ -4,7 +4,8 @@ A shard is copied whole when a block of it is read first: into
 `<cache>/<fingerprint>/.<shard>.partial`, which is locked meanwhile, then renamed. So processes of
 one host may share a cache: whoever comes second waits for the copy and uses it. A process that is
 killed leaves a partial file without a lock, which the next one removes. Nothing else is ever
-removed: folders of datasets that are no longer used can be deleted by hand.
+removed: folders of datasets that are no longer used can be deleted by hand. A copy that is not the
+shard of its name is made again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 from pathlib import Path
 from typing import BinaryIO
 
+from bert_ds.data.identity import is_shard, shard_fault
 from bert_ds.errors import DataError
 from data_prep.manifest import Manifest, ShardEntry
 
@@ -30,6 +32,7 @@ class ShardCache:
     def __init__(self, cache_dir: Path, folder: Path, manifest: Manifest) -> None:
         """Args: where copies of all datasets lie; the dataset's folder; its manifest."""
         self._original_folder = folder
+        self._manifest = manifest
         self._folder = cache_dir / manifest.fingerprint
         self._is_given_up = False
         try:
@@ -46,20 +49,40 @@ class ShardCache:
         that is logged once, and no further copies are tried.
 
         Raises:
-            DataError: the shard does not have the size that its manifest says.
+            DataError: the shard to be copied is not the one that the manifest names.
         """
         copy = self._folder / shard.file
-        if _has_size(copy, shard.bytes):
+        if is_shard(copy, shard):
             return copy
+        if copy.exists():
+            log.warning("data.cache_dir: %s is not the shard of this name; copied again", copy)
         original = self._original_folder / shard.file
         if self._is_given_up:
             return original
         try:
-            _copy_once(original, copy, shard.bytes)
+            self._copy_once(original, copy, shard)
         except OSError as err:
             self._give_up(err)
             return original
         return copy
+
+    def _copy_once(self, original: Path, copy: Path, shard: ShardEntry) -> None:
+        """Copy a file, or wait for another process that does, until the copy is there."""
+        partial = copy.with_name(f".{copy.name}.partial")
+        while not is_shard(copy, shard):
+            with partial.open("ab") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                if not _is_at(file, partial):
+                    continue  # somebody has finished or given up while we waited
+                try:
+                    if not is_shard(copy, shard):
+                        _fill(file, original)
+                        if not is_shard(partial, shard):
+                            fault = shard_fault(original, shard, self._manifest)
+                            raise DataError(fault or f"shard {original} changed while it was read")
+                        partial.replace(copy)
+                finally:
+                    partial.unlink(missing_ok=True)
 
     def _give_up(self, err: OSError) -> None:
         self._is_given_up = True
@@ -69,34 +92,12 @@ class ShardCache:
         )  # fmt: skip
 
 
-def _copy_once(original: Path, copy: Path, size: int) -> None:
-    """Copy a file, or wait for another process that does, until the copy is there."""
-    partial = copy.with_name(f".{copy.name}.partial")
-    while not _has_size(copy, size):
-        with partial.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            if not _is_at(file, partial):
-                continue  # somebody has finished or given up while we waited
-            try:
-                if not _has_size(copy, size):
-                    _fill(file, original, size)
-                    partial.replace(copy)
-            finally:
-                partial.unlink(missing_ok=True)
-
-
-def _fill(file: BinaryIO, original: Path, size: int) -> None:
+def _fill(file: BinaryIO, original: Path) -> None:
     file.truncate(0)
     with original.open("rb") as source:
         shutil.copyfileobj(source, file, _COPY_BYTES)
     file.flush()
     os.fsync(file.fileno())
-    copied = os.fstat(file.fileno()).st_size
-    if copied != size:
-        raise DataError(
-            f"shard {original} has {copied} bytes, its manifest says {size}: it is truncated or "
-            "changed; prepare the dataset again or restore the shard"
-        )
 
 
 def _remove_if_left_behind(partial: Path) -> None:
@@ -108,13 +109,6 @@ def _remove_if_left_behind(partial: Path) -> None:
                 partial.unlink()
     except (BlockingIOError, FileNotFoundError):
         return  # somebody is copying, or has finished
-
-
-def _has_size(path: Path, size: int) -> bool:
-    try:
-        return path.stat().st_size == size
-    except OSError:
-        return False
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:

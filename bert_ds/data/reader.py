@@ -1,8 +1,8 @@
 """Blocks of a dataset folder by number, each with one `pread`; the last few windows are kept.
 
-What the manifest says is believed only as far as it is checked: shard sizes when the dataset is
-opened, the structure of each block when it is decoded. Checksums of whole shards are the business
-of `bert-prep verify`.
+What the manifest says is believed only as far as it is checked: which shards these are when the
+dataset is opened, which block each is and all of its bytes when it is read. Checksums of whole
+shards are the business of `bert-prep verify`.
 """
 
 from __future__ import annotations
@@ -13,36 +13,32 @@ from pathlib import Path
 
 from bert_ds.data.cache import ShardCache
 from bert_ds.data.gather import Window
+from bert_ds.data.identity import check_shards, is_shard, wrong_shard
 from bert_ds.errors import DataError
 from data_prep.errors import DataPrepError
-from data_prep.format import Block, concatenate_blocks, decode_block
-from data_prep.manifest import Manifest, ShardEntry, load_manifest
+from data_prep.format import Block, block_checksum, concatenate_blocks, decode_block
+from data_prep.manifest import BlockEntry, Manifest, ShardEntry, load_manifest
 
 _NUM_WINDOWS_KEPT = 2
 _NUM_FILES_KEPT = 64  # open at a time; a process may have 1,024
 
 
-def open_dataset(folder: Path) -> Manifest:
-    """Load a manifest and check that its shards are there with the sizes that it states.
+def open_dataset(folder: Path, part: int = 0, num_parts: int = 1) -> Manifest:
+    """Load a manifest and check that its shards are there, and that each is the one it names.
+
+    Args:
+        folder: the dataset folder.
+        part: of the shards, which this process looks at; see `check_shards`.
+        num_parts: processes that share the shards.
 
     Raises:
-        DataError: no dataset there, or a shard is missing, shorter or longer than it should be.
+        DataError: no dataset there, or a shard is missing, of another size, or another one.
     """
     try:
         manifest = load_manifest(folder)
     except DataPrepError as err:
         raise DataError(str(err)) from err
-    for split in ("train", "valid"):
-        for shard in manifest.shards(split):
-            path = folder / shard.file
-            if not path.is_file():
-                raise DataError(f"shard {path} is missing; prepare the dataset again")
-            size = path.stat().st_size
-            if size != shard.bytes:
-                raise DataError(
-                    f"shard {path} has {size} bytes, its manifest says {shard.bytes}: it is "
-                    "truncated or changed; prepare the dataset again or restore the shard"
-                )
+    check_shards(folder, manifest, part, num_parts)
     return manifest
 
 
@@ -58,6 +54,7 @@ class BlockReader:
     ) -> None:
         """Args: dataset folder, its manifest, `train` or `valid`, copies of its shards."""
         self._folder = folder
+        self._manifest = manifest
         self._cache = cache
         self._blocks = [
             (shard, entry) for shard in manifest.shards(split) for entry in shard.blocks
@@ -91,15 +88,12 @@ class BlockReader:
         except OSError as err:
             raise DataError(f"cannot read shard {path}: {err.strerror or err}") from err
         where = f"{path} at byte {entry.offset}"
-        if len(data) != entry.size:
-            raise DataError(f"{where}: {len(data)} bytes instead of {entry.size}; shard truncated")
         try:
-            decoded = decode_block(data, where)
+            return _decoded(data, entry, where)
         except DataPrepError as err:
+            if os.fstat(descriptor).st_size == shard.bytes and not is_shard(path, shard):
+                raise DataError(wrong_shard(path, shard, self._manifest)) from err
             raise DataError(str(err)) from err
-        if len(decoded) != entry.count:
-            raise DataError(f"{where}: {len(decoded)} rows, the manifest says {entry.count}")
-        return decoded
 
     def close(self) -> None:
         """Close the shard files; the reader opens them again when it needs to."""
@@ -120,3 +114,22 @@ class BlockReader:
     def _close_oldest(self) -> None:
         _, (_, descriptor) = self._files.popitem(last=False)
         os.close(descriptor)
+
+
+def _decoded(data: bytes, entry: BlockEntry, where: str) -> Block:
+    """The block of some bytes, once it is the one that the manifest means.
+
+    Raises:
+        DataPrepError: it is not.
+    """
+    if len(data) != entry.size:
+        raise DataPrepError(f"{where}: {len(data)} bytes instead of {entry.size}; shard truncated")
+    block = decode_block(data, where)
+    if block_checksum(data) != entry.checksum:
+        raise DataPrepError(
+            f"{where}: a whole block, but not the one of the manifest, whose checksum is "
+            f"{entry.checksum:08x}; restore the shard or prepare the dataset again"
+        )
+    if len(block) != entry.count:
+        raise DataPrepError(f"{where}: {len(block)} rows, the manifest says {entry.count}")
+    return block

@@ -27,6 +27,7 @@ from bert_ds.errors import CheckpointError, ConfigError, DataError
 from bert_ds.meeting import free_port
 from bert_ds.optim.kernels import choose_kernel
 from bert_ds.train.setup import open_phase_data
+from data_prep.quality import judge_dataset
 
 _PACKAGES = (
     "torch", "deepspeed", "numpy", "tokenizers", "safetensors", "triton", "flash-attn", "mpi4py",
@@ -75,6 +76,8 @@ class HostFacts:
         shared_memory_bytes: free in /dev/shm.
         datasets: by folder name: fingerprint and vocabulary, or what is wrong, also where one is
             whole and does not fit the recipe.
+        data_warnings: by folder name: subject, what was measured with its cause, how to fix it, of
+            every share that makes a dataset worth less.
         sees_token: whether the shared folder holds the file that was just written; None: not asked.
         free_bytes: on the run folder's disk, or None.
         unwritable: why the run folder cannot be written, or empty.
@@ -99,6 +102,7 @@ class HostFacts:
     open_files: int
     shared_memory_bytes: int
     datasets: dict[str, dict[str, str]] = field(default_factory=dict)
+    data_warnings: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
     sees_token: bool | None = None
     free_bytes: int | None = None
     unwritable: str = ""
@@ -111,7 +115,11 @@ class HostFacts:
 def facts_from(values: dict[str, Any]) -> HostFacts:
     """The facts that another host has sent as JSON."""
     addresses = [(name, address) for name, address in values["addresses"]]
-    return HostFacts(**{**values, "addresses": addresses})
+    warnings = {
+        name: [(subject, measured, fix) for subject, measured, fix in entries]
+        for name, entries in values["data_warnings"].items()
+    }
+    return HostFacts(**{**values, "addresses": addresses, "data_warnings": warnings})
 
 
 def look_at_this_host(wanted: Wanted) -> HostFacts:
@@ -121,6 +129,7 @@ def look_at_this_host(wanted: Wanted) -> HostFacts:
     accelerator, supports = accelerator_support()
     asked = _precisions_of(wanted.config)
     folder = _existing(wanted.output_dir)
+    datasets, data_warnings = _datasets(wanted)
     return HostFacts(
         host=socket.gethostname(),
         versions=_versions(),
@@ -139,7 +148,8 @@ def look_at_this_host(wanted: Wanted) -> HostFacts:
         free_port=free_port(),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         shared_memory_bytes=_free_in("/dev/shm"),
-        datasets=_datasets(wanted),
+        datasets=datasets,
+        data_warnings=data_warnings,
         sees_token=wanted.token.is_seen() if wanted.token else None,
         free_bytes=shutil.disk_usage(folder).free if folder else None,
         unwritable="" if folder is None or os.access(folder, os.W_OK) else f"{folder}",
@@ -198,10 +208,14 @@ def _existing(folder: Path | None) -> Path | None:
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
 
 
-def _datasets(wanted: Wanted) -> dict[str, dict[str, str]]:
-    if wanted.config is None or wanted.data is None:
-        return {}
+def _datasets(
+    wanted: Wanted,
+) -> tuple[dict[str, dict[str, str]], dict[str, list[tuple[str, str, str]]]]:
+    """`datasets` and `data_warnings` of `HostFacts`."""
     found: dict[str, dict[str, str]] = {}
+    warnings: dict[str, list[tuple[str, str, str]]] = {}
+    if wanted.config is None or wanted.data is None:
+        return found, warnings
     fitting: list[PhaseConfig] = []  # phases are held against each other, too
     for phase in wanted.config.phases:
         name = f"seq{phase.sequence_length}"
@@ -214,4 +228,8 @@ def _datasets(wanted: Wanted) -> dict[str, dict[str, str]]:
         manifest = opened.manifest
         vocabulary = manifest.vocabulary.sha256
         found.setdefault(name, {"fingerprint": manifest.fingerprint, "vocabulary": vocabulary})
-    return found
+        warnings[name] = [
+            (entry.subject, ": ".join(filter(None, (entry.measured, entry.cause))), entry.fix)
+            for entry in judge_dataset(manifest)
+        ]
+    return found, warnings

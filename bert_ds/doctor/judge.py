@@ -254,6 +254,9 @@ def _datasets(hosts: Sequence[HostFacts]) -> list[Finding]:
             elif what == "fingerprint" and len(whole) == len(hosts):
                 told = f"fingerprint {next(iter(values))}, the same on every host"
                 findings.append(Finding("ok", f"dataset {name}", told))
+        warned = [warning for host in hosts for warning in host.data_warnings.get(name, ())]
+        for subject, measured, fix in dict.fromkeys(warned):
+            findings.append(Finding("warning", f"dataset {name}", f"{subject}: {measured}", fix))
     return findings
 
 

@@ -41,9 +41,6 @@ def run_pretraining(run: Run, resume: str) -> None:
         StopRequested: a signal ended training at an update boundary; its state is saved.
     """
     path, state = _find_checkpoint(run, resume)
-    last = run.data[-1]
-    if run.is_main and not last.manifest.totals("valid").rows:
-        log.warning("%s has no held-out rows: there will be no held-out result", last.folder)
     if run.is_main:  # from here on the folder is written: all that can be refused has been
         run.folder.write_config(run.config, run.origin)
         data = run.data[0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -32,7 +34,7 @@ from bert_ds.model.execution import apply_execution
 from bert_ds.optim import build_lamb, lamb_config, param_groups
 from bert_ds.train.initial import check_init_from
 from bert_ds.world import World
-from data_prep.manifest import VOCABULARY_NAME, Manifest
+from data_prep.manifest import MANIFEST_NAME, VOCABULARY_NAME, Manifest
 from data_prep.masking import MaskingKind
 
 
@@ -83,8 +85,26 @@ def select_device(world: World) -> torch.device:
     return torch.device("cpu")
 
 
+def files_seen(config: RunConfig, data: Path) -> int:
+    """A number that ranks have in common if they see the very same dataset files.
+
+    Ranks that do share the look at the shards, so that a file system that all hosts share is asked
+    once for each shard and not once a rank. Hosts with copies of their own look at all of theirs.
+    """
+    seen = []
+    for phase in config.phases:
+        with contextlib.suppress(OSError):  # what is missing is an error of `open_phase_data`
+            status = os.stat(data / f"seq{phase.sequence_length}" / MANIFEST_NAME)
+            seen.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    return zlib.crc32(repr(seen).encode())
+
+
 def open_phase_data(
-    config: RunConfig, data: Path, phases: Sequence[PhaseConfig] | None = None
+    config: RunConfig,
+    data: Path,
+    phases: Sequence[PhaseConfig] | None = None,
+    part: int = 0,
+    num_parts: int = 1,
 ) -> list[PhaseData]:
     """Open the dataset of every phase and check it against the settings, before any training.
 
@@ -92,6 +112,8 @@ def open_phase_data(
         config: settings of the run.
         data: holds a dataset folder a sequence length.
         phases: the phases to open for, where it is not all of them.
+        part: of the shards, which this process looks at, as one of `num_parts`.
+        num_parts: processes that see the same files and share the look at the shards.
 
     Raises:
         DataError: a dataset is missing or broken, or does not fit the model, the phase or the
@@ -103,7 +125,7 @@ def open_phase_data(
     opened = []
     for phase in config.phases if phases is None else phases:
         folder = data / f"seq{phase.sequence_length}"
-        manifest = open_dataset(folder)
+        manifest = open_dataset(folder, part, num_parts)
         _check_fits(config, phase, folder, manifest)
         _check_vocabulary(folder, manifest)
         _check_masking(config, folder, manifest)

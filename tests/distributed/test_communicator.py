@@ -53,6 +53,19 @@ def failing_together(world: World) -> str:
     return "no error"
 
 
+def shares(world: World) -> list[tuple[int, int]]:
+    comm = Communicator(world, torch.device("cpu"))
+    return [comm.among_equals(7), comm.among_equals(world.rank % 2), comm.among_equals(world.rank)]
+
+
+def test_ranks_find_their_place_among_those_with_the_same_number(tmp_path: Path) -> None:
+    assert run_on_ranks(3, shares, tmp_path) == [
+        [(0, 3), (0, 2), (0, 1)],
+        [(1, 3), (0, 1), (0, 1)],
+        [(2, 3), (1, 2), (0, 1)],
+    ]
+
+
 def test_sums_flags_and_texts_are_the_same_on_every_rank(tmp_path: Path) -> None:
     expected = ([3, 30], [True, False], "from rank 0", [1.5, 3.0], [[3, 6], [7]])
     assert run_on_ranks(3, collectives, tmp_path) == [expected] * 3

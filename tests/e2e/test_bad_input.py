@@ -77,6 +77,12 @@ def test_data_that_does_not_fit_is_told(
     code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
     assert code == 2
     assert f"{shard} has" in told
+    make_dataset(data / "seq64", sequence_length=64, num_train=128, min_length=64)
+    one, other = sorted((data / "seq64").glob("train-*.tar"))[:2]
+    shutil.copy(other, one)
+    code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
+    assert code == 2
+    assert f"shard {one} holds {other.name} of the same dataset" in told
     make_dataset(data / "seq64", sequence_length=64)
     with (data / "seq64" / "vocab.txt").open("a") as file:
         file.write("another\n")
@@ -185,6 +191,7 @@ def test_a_dry_run_checks_everything_and_writes_nothing(
     assert done.returncode == 0
     assert "settings, batches and datasets fit" in done.stdout
     assert "seq32: 200 train rows, 0.48 passes in phase1" in done.stdout
+    assert done.stderr.count("held-out rows: 24 of them") == 2  # once a dataset
     assert not (tmp_path / "run").exists()
 
 

@@ -19,6 +19,7 @@ from data_prep.manifest import (
     to_json,
 )
 from data_prep.shard_writer import write_shards
+from data_prep.totals import TotalsSummer
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CLS, SEP, MASK = 2, 3, 4
@@ -91,43 +92,38 @@ def make_dataset(
     seed: int = 0,
     is_masked: bool = True,
     is_paired: bool = True,
+    min_length: int = 8,
 ) -> Manifest:
-    """Write a dataset folder of random rows with the real shard writer and manifest."""
+    """Write a dataset folder of random rows with the real shard writer and manifest.
+
+    With `min_length` equal to `sequence_length` all shards of full blocks have the same size.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = vocabulary_text(vocab_size)
     (folder / VOCABULARY_NAME).write_text(vocabulary)
     shards: dict[str, tuple[ShardEntry, ...]] = {}
     totals: dict[str, Totals] = {}
     for split, count, split_seed in (("train", num_train, seed), ("valid", num_valid, seed + 1)):
+        summer = TotalsSummer(sequence_length, vocab_size, SPECIAL_PIECES.index("[UNK]"))
         if count == 0:
-            shards[split] = ()
-            totals[split] = Totals(length_histogram=(0,) * (sequence_length + 1))
+            shards[split], totals[split] = (), summer.totals()
             continue
         block = random_block(
             count,
             sequence_length,
             vocab_size,
             split_seed,
+            min_length=min_length,
             is_masked=is_masked,
             is_paired=is_paired,
         )
-        originals = np.bincount(block.masked_lm_ids, minlength=1)
         blocks = [
             select_rows(block, np.arange(start, min(start + rows_per_block, count)))
             for start in range(0, count, rows_per_block)
         ]
-        shards[split] = tuple(write_shards(folder, f"{split}-00000", iter(blocks), 4))
-        totals[split] = Totals(
-            rows=count,
-            tokens=len(block.tokens),
-            predictions=len(block.masked_lm_ids),
-            label_1=0 if block.pair_label is None else int(block.pair_label.sum()),
-            commonest_prediction_id=int(originals.argmax()),
-            commonest_prediction_count=int(originals.max()),
-            length_histogram=tuple(
-                np.bincount(block.length, minlength=sequence_length + 1).tolist()
-            ),
-        )
+        written = summer.counted(iter(blocks))
+        shards[split] = tuple(write_shards(folder, f"{split}-00000", written, 4))
+        totals[split] = summer.totals()
     manifest = Manifest(
         tool_version="test",
         sequence_length=sequence_length,

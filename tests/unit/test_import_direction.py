@@ -37,6 +37,7 @@ DATA_PREP_BASE = {
     "format",
     "manifest",
     "masking",
+    "quality",
     "randomness",
     "screen",
     "wordpiece",

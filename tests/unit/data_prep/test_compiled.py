@@ -23,8 +23,10 @@ def test_a_change_in_a_file_reaches_what_was_compiled_into_others(tmp_path: Path
         "from data_prep.masking import _choose_tokens\n"
         "from data_prep.randomness import keyed_words\n"
         "print(keyed_words(np.uint64(1), 2, np.zeros(1, np.uint32), np.zeros(1, np.uint64)))\n"
-        "from data_prep.stats import _row_hashes\n"
-        "print(_row_hashes(np.array([5], np.uint16), np.array([1])))\n"
+        "from data_prep.totals import _hash_rows\n"
+        "one, none, hashes = np.ones(1, np.uint8), np.zeros(1, np.uint8), np.zeros(1, np.uint64)\n"
+        "_hash_rows(np.array([5], np.uint16), one, none, none[:0], one[:0], 1, hashes)\n"
+        "print(hashes)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     environment.pop("NUMBA_CACHE_DIR", None)
@@ -42,7 +44,7 @@ def test_a_change_in_a_file_reaches_what_was_compiled_into_others(tmp_path: Path
     folders = list((tmp_path / "data_prep" / "__pycache__").glob("compiled-*"))
     assert len(folders) == 1
     assert list(folders[0].rglob("*.nbi"))
-    path = tmp_path / "data_prep" / "scan.py"  # what `stats` compiles into itself
+    path = tmp_path / "data_prep" / "scan.py"  # what `totals` compiles into itself
     text = path.read_text(encoding="utf-8")
     assert "0xD6E8FEB86659FD93" in text
     path.write_text(text.replace("0xD6E8FEB86659FD93", "0xD6E8FEB86659FD95"), encoding="utf-8")

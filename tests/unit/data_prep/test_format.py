@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import io
 import struct
+import zipfile
+import zlib
 
 import numpy as np
 import pytest
 
 from data_prep.errors import DataError
 from data_prep.format import (
+    ENDING_BYTES,
     Block,
+    block_checksum,
+    checksum_of_ending,
     count_dtype,
     decode_block,
     encode_block,
@@ -55,6 +60,25 @@ def test_decoded_arrays_are_writable_copies(block: Block) -> None:
     data = encode_block(block)
     decode_block(memoryview(data), "here").tokens[0] = 99
     assert decode_block(data, "here").tokens[0] == 2
+
+
+def test_a_block_is_known_by_its_headers_and_by_its_end_alike(block: Block) -> None:
+    data = encode_block(block)
+    crcs = [info.CRC for info in zipfile.ZipFile(io.BytesIO(data)).infolist()]
+    expected = zlib.crc32(b"".join(struct.pack("<I", crc) for crc in crcs))
+    assert block_checksum(data) == block_checksum(memoryview(data)) == expected
+    assert checksum_of_ending(data[-ENDING_BYTES:]) == checksum_of_ending(data) == expected
+    other = dataclasses.replace(block, masked_lm_ids=np.array([8, 6], np.uint16))
+    assert block_checksum(encode_block(other)) != expected
+
+
+def test_an_end_that_holds_no_directory_is_no_end_of_a_block(block: Block) -> None:
+    data = encode_block(block)
+    for broken in (b"", data[:-1], data[-30:], data[-470:-60] + data[-22:], bytes(1024)):
+        with pytest.raises(ValueError, match="zip directory"):
+            checksum_of_ending(broken)
+    with pytest.raises(ValueError, match="no zip member"):
+        block_checksum(bytes(100))
 
 
 def test_encoding_twice_gives_the_same_bytes_and_numpy_reads_them(block: Block) -> None:

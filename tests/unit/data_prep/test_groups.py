@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from data_prep.groups import Group, Promotions, choose_promotions, group_tokens, make_groups
-from data_prep.map_stage import MapResult, is_held_out
+from data_prep.map_stage import MapResult, TextSums, is_held_out
 from data_prep.spill import Section, section_table
 
 
 def result(train: list[int], valid: list[int]) -> MapResult:
-    return MapResult(section_table([]), 0, train, valid, {}, 0, 0)
+    return MapResult(section_table([]), 0, train, valid, {}, [], TextSums(), 0, 0)
 
 
 def section(split: str, bucket: int, documents: int, tokens: int) -> Section:

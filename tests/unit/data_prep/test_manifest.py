@@ -16,6 +16,8 @@ from data_prep.manifest import (
     InputSummary,
     Manifest,
     ShardEntry,
+    SplitSource,
+    TextFacts,
     Totals,
     VocabularyEntry,
     dumps,
@@ -26,7 +28,7 @@ from data_prep.manifest import (
 
 @pytest.fixture
 def manifest() -> Manifest:
-    shard = ShardEntry("train-00000-000.tar", 2048, "ab" * 32, 3, (BlockEntry(512, 700, 3),))
+    shard = ShardEntry("train-00000-000.tar", 2048, "ab" * 32, 3, (BlockEntry(512, 700, 3, 99),))
     return Manifest(
         tool_version="1",
         sequence_length=8,
@@ -37,8 +39,10 @@ def manifest() -> Manifest:
         inputs=InputSummary(1, 10, "ef" * 32, (InputEntry("a.txt", 1, 10, "01" * 32, 1.0),)),
         train_shards=(shard,),
         valid_shards=(),
-        train_totals=Totals(3, 24, 3, 1, (0,) * 8 + (3,), 7, 2),
+        train_totals=Totals(3, 24, 3, 1, (0,) * 8 + (3,), 7, 2, 4, 1),
         valid_totals=Totals(length_histogram=(0,) * 9),
+        train_source=SplitSource(2, 0, 1),
+        text=TextFacts(5, 20, 1, 4, 2, 3, (("Khmer", 7), ("Latin", 2))),
     ).with_fingerprint()
 
 

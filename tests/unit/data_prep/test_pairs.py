@@ -321,3 +321,23 @@ def test_pairs_depend_on_the_keys_of_the_documents_alone(seed: int) -> None:
     documents = documents_of([([5, 6, 7] * 5, 1), ([4] * 20, 2)])
     assert pairs_of(documents, rules_of(), seed) == pairs_of(documents, rules_of(), seed)
     assert pairs_of(documents, rules_of(), seed) != pairs_of(documents, rules_of(), seed + 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    corpus=corpora,
+    kind=st.sampled_from(["next_sentence", "sentence_order", "none"]),
+    random_next=st.sampled_from(["google", "balanced"]),
+    seed=st.integers(0, 9),
+)
+def test_rows_that_divide_a_sentence_are_those_whose_border_is_none_of_its_document(
+    corpus: Corpus, kind: PairKind, random_next: RandomNext, seed: int
+) -> None:
+    documents = documents_of(corpus)
+    rules = rules_of(kind, longest=100, short=0.3, random_next=random_next)  # nothing is cut off
+    made = make_pairs(columns_of(documents, seed), rules)
+    bounds = {bound for document in documents for bound in document.bounds}
+    for row in range(len(made)):
+        starts = {int(made.a_start[row]), int(made.b_start[row])}
+        is_divided = kind != "none" and not starts <= bounds
+        assert made.is_divided[row] == is_divided

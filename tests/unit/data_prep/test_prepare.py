@@ -359,8 +359,8 @@ def test_one_document_gives_true_pairs_and_says_so(
     manifest = verify_folder(folder)
     assert manifest.totals("valid").rows == 0
     assert manifest.totals("train").label_1 == 0
-    assert "only one document (or equal ones); the valid split is empty" in caplog.text
-    assert "no random partners" in caplog.text
+    assert "there is only one document (or equal ones), and it is for training" in caplog.text
+    assert "there are no random partners" in caplog.text
     assert "--one-document-per-file" in caplog.text
 
 

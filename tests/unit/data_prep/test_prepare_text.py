@@ -99,6 +99,6 @@ def test_documents_that_repeat_are_counted_and_unknown_characters_named(
     assert manifest.documents == 26
     assert manifest.repeated_documents == 5
     assert manifest.unknown_characters[0] == ("\u2603", 6)
-    assert "WARNING: over 1% of the documents repeat another's text" in caplog.text
+    assert "WARNING repeated documents: 19.2% of 26 documents" in caplog.text
     assert "NVIDIA" not in caplog.text  # no phase of this length
     assert "shards of" in caplog.text

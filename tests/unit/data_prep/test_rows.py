@@ -15,7 +15,8 @@ def pairs_of(spans: list[tuple[int, int, int, int]]) -> Pairs:
     """Pairs out of start and length of A and B."""
     columns = np.array(spans, np.int64).T
     count = len(spans)
-    return Pairs(*columns, np.zeros(count, np.uint8), np.zeros(count, np.uint64))
+    is_divided = np.zeros(count, np.bool_)
+    return Pairs(*columns, np.zeros(count, np.uint8), is_divided, np.zeros(count, np.uint64))
 
 
 def test_rows_are_cls_a_sep_b_sep() -> None:

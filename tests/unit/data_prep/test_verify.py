@@ -7,13 +7,14 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from data_prep.dataset import read_split
 from data_prep.errors import DataError
-from data_prep.format import encode_block
+from data_prep.format import block_checksum, encode_block
 from data_prep.manifest import load_manifest, to_json
 from data_prep.verify import BlockChecker, verify_folder
 
@@ -123,10 +124,17 @@ def test_a_shard_made_by_hand_with_wrong_rows_is_named(folder: Path) -> None:
     block = next(read_split(folder, manifest, "train")).block
     label = block.pair_label.copy()
     label[3] = 7
-    data[entry.offset : entry.offset + entry.size] = encode_block(replace(block, pair_label=label))
+    payload = encode_block(replace(block, pair_label=label))
+    data[entry.offset : entry.offset + entry.size] = payload
     path.write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
-    rewrite(folder, lambda c: c["splits"]["train"]["shards"][0].update(sha256=digest))
+
+    def fit(content: dict[str, Any]) -> None:
+        entry_of_shard = content["splits"]["train"]["shards"][0]
+        entry_of_shard["sha256"] = digest
+        entry_of_shard["blocks"][0][3] = block_checksum(payload)
+
+    rewrite(folder, fit)
     refingerprinted(folder)
     with pytest.raises(DataError, match=r"train-00000-000\.tar block 0 row 3: next_sentence_label"):
         verify_folder(folder)

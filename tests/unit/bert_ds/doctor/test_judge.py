@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -183,3 +184,19 @@ def test_a_dataset_that_does_not_fit_the_recipe_is_an_error(tmp_path) -> None:
     facts = look_at_this_host(Wanted(config=larger, data=tmp_path))
     errors = [e.told for e in judge([facts], {facts.host: 1}, {}, larger) if e.level == "error"]
     assert any("does not fit the recipe: its vocabulary has" in told for told in errors)
+
+
+def test_shares_that_make_a_dataset_worthless_are_a_warning_once(tmp_path) -> None:
+    make_dataset(tmp_path / "seq32", sequence_length=32, num_valid=0)
+    make_dataset(tmp_path / "seq64", sequence_length=64, num_valid=120)
+    config = load_run_config(write_recipe(tmp_path / "recipe"), [])
+    facts = look_at_this_host(Wanted(config=config, data=tmp_path))
+    assert facts_from(json.loads(json.dumps(facts.as_dict()))) == facts
+    other = replace(facts, host="node2")
+    findings = judge([facts, other], {facts.host: 1, "node2": 1}, {}, config)
+    warned = [f for f in findings if f.subject.startswith("dataset") and f.level == "warning"]
+    assert [(f.subject, f.told.partition(" (")[0]) for f in warned] == [
+        ("dataset seq32", "held-out rows: there are none")
+    ]
+    assert "--valid-fraction" in warned[0].way_out
+    assert not any(f.level == "error" and f.subject.startswith("dataset") for f in findings)

@@ -1,0 +1,123 @@
+"""Whether a file is the shard that a manifest means: cheap enough to ask of every shard.
+
+A shard in another's place has the same size where the two are equally large, and every block of it
+is whole, so neither shows the mistake. The manifest holds a checksum of each block's field
+checksums, and a block ends with its field checksums: one read of a kibibyte, at the end of a
+shard's first block, tells it from any other shard of this or another dataset. The other blocks are
+checked as they are read (`bert_ds.data.reader`); `bert-prep verify` reads all of every shard.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bert_ds.errors import DataError
+from data_prep.format import ENDING_BYTES, checksum_of_ending
+from data_prep.manifest import SPLITS, Manifest, ShardEntry
+
+_THREADS = 16  # a parallel file system answers many at a time, each after milliseconds
+
+
+def check_shards(folder: Path, manifest: Manifest, part: int = 0, num_parts: int = 1) -> None:
+    """Check that shards are there, have their sizes and are those of the manifest.
+
+    Args:
+        folder: the dataset folder.
+        manifest: of the dataset.
+        part: which shards to check: those whose number is this modulo `num_parts`.
+        num_parts: how many processes share the work.
+
+    Raises:
+        DataError: names the first shard that is not what it should be, and what it is.
+    """
+    shards = _all_shards(manifest)[part::num_parts]
+
+    def fault_of(shard: ShardEntry) -> str | None:
+        return shard_fault(folder / shard.file, shard, manifest)
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for fault in pool.map(fault_of, shards):
+            if fault is not None:
+                raise DataError(fault)
+
+
+def is_shard(path: Path, shard: ShardEntry) -> bool:
+    """Whether a file is there and is this shard, by its size and the end of its first block."""
+    try:
+        return _look(path, shard) == (shard.bytes, shard.blocks[0].checksum)
+    except OSError:
+        return False
+
+
+def shard_fault(path: Path, shard: ShardEntry, manifest: Manifest) -> str | None:
+    """What is wrong with a file that should be this shard, with how to fix it; None if it is.
+
+    Args:
+        path: where it is read.
+        shard: what it should be.
+        manifest: of the dataset, to name another shard of it.
+    """
+    try:
+        size, checksum = _look(path, shard)
+    except FileNotFoundError:
+        return f"shard {path} is missing; prepare the dataset again"
+    except OSError as err:
+        return f"cannot read shard {path}: {err.strerror or err}"
+    if size != shard.bytes:
+        return (
+            f"shard {path} has {size} bytes, its manifest says {shard.bytes}: it is truncated or "
+            "changed; prepare the dataset again or restore the shard"
+        )
+    if checksum != shard.blocks[0].checksum:
+        return wrong_shard(path, shard, manifest)
+    return None
+
+
+def wrong_shard(path: Path, shard: ShardEntry, manifest: Manifest) -> str:
+    """The message about a file that holds other blocks than this shard's; as `shard_fault`."""
+    other = _shard_in(path, shard, manifest)
+    if other is not None:
+        return (
+            f"shard {path} holds {other.file} of the same dataset: it was renamed, or copied to "
+            "another name. Give every shard its own name again, or prepare the dataset again; "
+            "`bert-prep verify` checks all of it"
+        )
+    return (
+        f"shard {path} does not hold the blocks of its manifest, nor is it another shard of this "
+        "dataset: it is of another one, or was changed. Restore it or prepare the dataset again; "
+        "`bert-prep verify` checks all of it"
+    )
+
+
+def _all_shards(manifest: Manifest) -> Sequence[ShardEntry]:
+    return [shard for split in SPLITS for shard in manifest.shards(split)]
+
+
+def _look(path: Path, shard: ShardEntry) -> tuple[int, int | None]:
+    """Size of a file, and the checksum of what lies where a shard's first block should."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.fstat(descriptor).st_size, _first_checksum(descriptor, shard)
+    finally:
+        os.close(descriptor)
+
+
+def _first_checksum(descriptor: int, shard: ShardEntry) -> int | None:
+    """As `_look`; None where that is no block."""
+    first = shard.blocks[0]
+    size = min(ENDING_BYTES, first.size)
+    try:
+        return checksum_of_ending(os.pread(descriptor, size, first.offset + first.size - size))
+    except ValueError:
+        return None
+
+
+def _shard_in(path: Path, expected: ShardEntry, manifest: Manifest) -> ShardEntry | None:
+    """The other shard of the dataset that a file holds."""
+    for shard in _all_shards(manifest):
+        if shard.file != expected.file and is_shard(path, shard):
+            return shard
+    return None
