@@ -220,7 +220,6 @@ class _Phase:
         """Have a checkpoint of the present state written; every rank comes here, rank 0 writes."""
         run, phase, state, engine = self.run, self.config, self.state, self.parts.engine
         manifest = run.data[self.index].manifest
-        stage, precision = setup.layout_of(phase)
         described = CheckpointState(
             phase=phase.name,
             phase_index=self.index,
@@ -231,8 +230,8 @@ class _Phase:
             dataset_fingerprint=manifest.fingerprint,
             vocabulary_sha256=manifest.vocabulary.sha256,
             world_size=run.world.world_size,
-            zero_stage=stage,
-            precision=precision,
+            zero_stage=phase.deepspeed.zero_stage,
+            precision=phase.deepspeed.precision,
             versions=setup.package_versions(),
         )
         weights, moments = tensors_of(engine)
@@ -374,6 +373,6 @@ def _later_work(run: Run, phase_index: int) -> float:
 def _samples_before(config: RunConfig, phase_index: int) -> int:
     """Rows of the phases before this one, where each has all its updates."""
     return sum(
-        earlier.total_steps * earlier.deepspeed["train_batch_size"]
+        earlier.total_steps * earlier.deepspeed.train_batch_size
         for earlier in config.phases[:phase_index]
     )
