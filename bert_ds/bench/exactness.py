@@ -169,8 +169,7 @@ def bench_exactness(
             for rows, place in zip(update.micro_batches, update.micro_positions, strict=True):
                 seed_dropout(config.seed, 0, place)
                 output = model(rows)
-                total = total + output.mlm_loss_sum / max(update.num_predictions, 1)
-                total = total + output.nsp_loss_sum / max(update.num_pair_labels, 1)
+                total = total + output.loss(update.num_predictions, update.num_pair_labels)
             return total
 
         for runner in (reference, *others):

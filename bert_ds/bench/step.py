@@ -344,8 +344,7 @@ def _agreement(jobs: dict[str, _Job], device: torch.device) -> Agreement:
         batch = lay_out(cut_rows(job.rows, job.plan.micro_batch_size)[0], layout).to(device)
         output = model(batch)
         if name != THEIRS:
-            loss = output.mlm_loss_sum / len(batch.masked_lm_ids)
-            loss = loss + output.nsp_loss_sum / len(batch.next_sentence_label)
+            loss = output.loss(len(batch.masked_lm_ids), len(batch.next_sentence_label))
         else:
             loss = output.mlm_loss_sum * job.plan.gradient_accumulation_steps
         loss.backward()

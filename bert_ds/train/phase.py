@@ -19,10 +19,11 @@ from bert_ds.checkpoint import Checkpoint, CheckpointState, load_checkpoint, loa
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.data.stream import Prefetcher
 from bert_ds.dist import Communicator
+from bert_ds.durations import duration
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import DivergedError, StopRequested
 from bert_ds.metrics.meter import Meter, Sink
-from bert_ds.metrics.sinks import JsonLinesSink, ProgressSink, TensorBoardSink, duration_text
+from bert_ds.metrics.sinks import JsonLinesSink, ProgressSink, TensorBoardSink
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import learning_rate_at
 from bert_ds.optim.state import load_optimizer_tensors, optimizer_step
@@ -159,7 +160,7 @@ class _Phase:
             rate = (state.samples_seen - started_samples) / max(seconds, 1e-9)
             log.info(
                 "%s complete: %d updates, %s, %.0f sequences/s",
-                self.config.name, state.global_step, duration_text(seconds), rate,
+                self.config.name, state.global_step, duration(seconds, decimals=0), rate,
             )  # fmt: skip
         return not diverged
 
