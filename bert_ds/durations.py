@@ -19,10 +19,15 @@ def seconds_of(text: str) -> float:
     return float(sum(int(n or 0) * unit for n, unit in zip(parts.groups(), _UNITS, strict=True)))
 
 
-def duration(seconds: float) -> str:
-    """A time in its two largest units: 41.3 s, 3 min 20 s, 2 h 05 min, 1 d 03 h."""
-    if round(seconds, 1) < 60:
-        return f"{seconds:.1f} s"
+def duration(seconds: float, decimals: int = 1) -> str:
+    """Return a time in its two largest units: 41.3 s, 3 min 20 s, 2 h 05 min, 1 d 03 h.
+
+    Args:
+        seconds: the time.
+        decimals: of seconds, below a minute.
+    """
+    if round(seconds, decimals) < 60:
+        return f"{seconds:.{decimals}f} s"
     whole = round(seconds)
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from bert_ds.batch import Batch
-from bert_ds.config.deepspeed import precision_of
 from bert_ds.config.recipe import PhaseConfig
 from bert_ds.errors import ConfigError, DivergedError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
@@ -52,7 +51,7 @@ class TrainEngine:
         Args:
             model: on its device, the same weights on every rank.
             optimizer: over the model's parameters.
-            deepspeed_config: as made by `config.deepspeed.deepspeed_config`.
+            deepspeed_config: as made by `DeepSpeedConfig.for_engine`.
             world: this rank; torch.distributed is initialised.
             max_skipped_in_a_row: updates that may overflow one after the other under fp16.
         """
@@ -95,8 +94,7 @@ class TrainEngine:
             self._watch.before_backward(self.loss_scale)
         self._engine.set_gradient_accumulation_boundary(is_last)
         output: PretrainingOutput = self._engine(batch)
-        loss = output.mlm_loss_sum / max(num_predictions, 1)
-        loss = loss + output.nsp_loss_sum / max(num_pair_labels, 1)
+        loss = output.loss(num_predictions, num_pair_labels)
         self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
         self._step(is_last)
         return PretrainingOutput(*(value.detach() for value in output))
@@ -239,7 +237,7 @@ def check_precision(phase: PhaseConfig) -> None:
     Raises:
         ConfigError: with the way out.
     """
-    precision = precision_of(phase.deepspeed, phase.name)
+    precision = phase.deepspeed.precision
     accelerator, supports = accelerator_support()
     if not supports[precision]:
         raise ConfigError(

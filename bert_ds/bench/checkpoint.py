@@ -24,13 +24,10 @@ from bert_ds.checkpoint import (
     load_weights,
     save_checkpoint,
 )
-from bert_ds.config.batch import plan_batch
-from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
 from bert_ds.config.recipe import RunConfig
 from bert_ds.dist import init_process_group, shutdown
-from bert_ds.engine import TrainEngine, check_precision
+from bert_ds.engine import check_precision
 from bert_ds.model import BertForPreTraining
-from bert_ds.optim import build_lamb, lamb_config, param_groups
 from bert_ds.optim.state import MOMENTS, load_optimizer_tensors
 from bert_ds.train import setup
 from bert_ds.train.writer import tensors_of
@@ -89,16 +86,13 @@ def bench_checkpoint(
     check_precision(phase)
     init_process_group(world, device)
     model = setup.build_model(config, device)
-    section = phase.deepspeed["optimizer"]
-    optimizer = build_lamb(param_groups(model, lamb_config(section).weight_decay), section)
-    batch = plan_batch(phase.deepspeed, 1, phase.name)
-    engine = TrainEngine(model, optimizer, deepspeed_config(phase, batch), world)
+    engine = setup.build_engine(phase, model, phase.plan_batch(1), world)
     moments = {
         f"{moment}/{name}": torch.zeros_like(parameter, device="cpu", dtype=torch.float32)
         for moment in MOMENTS
         for name, parameter in setup.build_model(config, torch.device("cpu")).named_parameters()
     }
-    load_optimizer_tensors(optimizer, moments, step=1)
+    load_optimizer_tensors(engine.optimizer, moments, step=1)
     del moments
     state = _state(config)
     seconds: dict[str, list[float]] = {stage: [] for stage in STAGES}
@@ -125,8 +119,8 @@ def bench_checkpoint(
         recipe=config.recipe,
         folder=str(folder),
         gigabytes=size / 1e9,
-        zero_stage=zero_stage_of(phase.deepspeed, phase.name),
-        precision=precision_of(phase.deepspeed, phase.name),
+        zero_stage=phase.deepspeed.zero_stage,
+        precision=phase.deepspeed.precision,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         repeats=repeats,
         seconds={stage: statistics.median(values) for stage, values in seconds.items()},
@@ -156,8 +150,8 @@ def _state(config: RunConfig) -> CheckpointState:
         dataset_fingerprint="",
         vocabulary_sha256="",
         world_size=1,
-        zero_stage=zero_stage_of(phase.deepspeed, phase.name),
-        precision=precision_of(phase.deepspeed, phase.name),
+        zero_stage=phase.deepspeed.zero_stage,
+        precision=phase.deepspeed.precision,
         versions=setup.package_versions(),
     )
 

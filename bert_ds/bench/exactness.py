@@ -17,11 +17,10 @@ from typing import Any
 import torch
 
 from bert_ds.bench.shards import FlatShards, flat_shards
-from bert_ds.config.batch import plan_batch
 from bert_ds.config.recipe import RunConfig
 from bert_ds.data.stream import TrainStream
 from bert_ds.model import BertForPreTraining
-from bert_ds.optim import LambConfig, build_lamb, lamb_config, learning_rate_at, param_groups
+from bert_ds.optim import LambConfig, build_lamb, learning_rate_at, param_groups
 from bert_ds.seeding import seed_dropout
 from bert_ds.train import setup
 
@@ -81,22 +80,21 @@ class _Runner:
         self.is_decayed = set(groups[0]["names"]) if groups[0]["weight_decay"] else set()
         self._wholes = dict(self.model.named_parameters())
         phase = config.phases[0]
-        self._clip = float(phase.deepspeed["gradient_clipping"])
+        self._clip = phase.deepspeed.gradient_clipping
         self._shards: FlatShards | None = None
-        section = phase.deepspeed["optimizer"]
         if not ranks:
-            self.optimizer = build_lamb(groups, section)
+            self.optimizer = build_lamb(groups, lamb)
             return
         self._shards = flat_shards(groups, ranks, torch.device("cpu"))
         self._shards.copy_from(self._wholes, to_gradients=False)
         if is_exact:
-            self.optimizer = build_lamb(groups, section)
+            self.optimizer = build_lamb(groups, lamb)
             self.optimizer.bind(self._shards.layout)
         else:
             stock = [{"params": [], "weight_decay": group["weight_decay"]} for group in groups]
             for group, flats in zip(stock, self._shards.by_group, strict=True):
                 group["params"] = list(flats)
-            self.optimizer = build_lamb(stock, section)
+            self.optimizer = build_lamb(stock, lamb)
         for group, flats in zip(self.optimizer.param_groups, self._shards.by_group, strict=True):
             group["params"] = list(flats)
 
@@ -156,9 +154,9 @@ def bench_exactness(
     """
     phase = config.phases[0]
     opened = setup.open_phase_data(config, data, [phase])[0]
-    batch = plan_batch(phase.deepspeed, 1, phase.name)
+    batch = phase.plan_batch(1)
     updates = TrainStream(setup.stream_spec(config, opened, batch, rank=0)).updates(0)
-    lamb = lamb_config(phase.deepspeed["optimizer"])
+    lamb = phase.deepspeed.optimizer
     reference = _Runner(config, lamb, 0, True)
     others = [_Runner(config, lamb, count, exact) for count in ranks for exact in (True, False)]
     start = {name: weight.clone() for name, weight in reference.weights().items()}
@@ -171,8 +169,7 @@ def bench_exactness(
             for rows, place in zip(update.micro_batches, update.micro_positions, strict=True):
                 seed_dropout(config.seed, 0, place)
                 output = model(rows)
-                total = total + output.mlm_loss_sum / max(update.num_predictions, 1)
-                total = total + output.nsp_loss_sum / max(update.num_pair_labels, 1)
+                total = total + output.loss(update.num_predictions, update.num_pair_labels)
             return total
 
         for runner in (reference, *others):

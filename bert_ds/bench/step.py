@@ -28,19 +28,17 @@ from torch import nn
 
 from bert_ds.batch import Batch, PretrainingBatch
 from bert_ds.config.batch import BatchPlan
-from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig, RunConfig
 from bert_ds.data.collate import lay_out
 from bert_ds.data.gather import cut_rows
 from bert_ds.data.layout import micro_batches
 from bert_ds.data.rows import RowStream, StreamSpec
 from bert_ds.dist import init_process_group, shutdown
-from bert_ds.engine import TrainEngine, check_precision
+from bert_ds.engine import check_precision
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.metrics.flops import pretraining_flops
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.model.execution import check_execution, prepare_process
-from bert_ds.optim import build_lamb, lamb_config, param_groups
 from bert_ds.train import setup
 from bert_ds.world import World
 from data_prep.format import Block, concatenate_blocks, select_rows
@@ -245,7 +243,7 @@ def bench_step(
         micro_batch_size=job.plan.micro_batch_size,
         accumulation=job.plan.gradient_accumulation_steps,
         real_tokens_share=len(job.rows.tokens) / (num_rows * longest),
-        precision=precision_of(job.phase.deepspeed, job.phase.name),
+        precision=job.phase.deepspeed.precision,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         num_threads=torch.get_num_threads(),
         repeats=options.repeats,
@@ -264,15 +262,12 @@ def _job(config: RunConfig, data: Path, options: StepOptions, world: World) -> _
             f"--phase {options.phase_index}: the recipe has phases 0 to {len(config.phases) - 1}"
         )
     phase = config.phases[options.phase_index]
-    micro = options.micro_batch_size or int(phase.deepspeed["train_micro_batch_size_per_gpu"])
+    micro = options.micro_batch_size or phase.deepspeed.micro_batch_size
     plan = BatchPlan(micro * options.accumulation, micro, options.accumulation, 1)
-    deepspeed = {
-        **phase.deepspeed,
-        "train_batch_size": plan.train_batch_size,
-        "train_micro_batch_size_per_gpu": micro,
-    }
     phases = list(config.phases)
-    phases[options.phase_index] = phase.model_copy(update={"deepspeed": deepspeed})
+    phases[options.phase_index] = phase.with_deepspeed(
+        train_batch_size=plan.train_batch_size, train_micro_batch_size_per_gpu=micro
+    )
     config = config.model_copy(update={"phases": tuple(phases)})
     (opened,) = setup.open_phase_data(config, data, [phases[options.phase_index]])
     if options.compare == "hf" and not opened.manifest.pair_label_name:
@@ -324,17 +319,7 @@ def _batches(name: str, job: _Job, device: torch.device) -> list[Batch]:
 def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
     """A function that applies one update and returns its seconds."""
     model, batches = _model(name, job, device), _batches(name, job, device)
-    section = job.phase.deepspeed["optimizer"]
-    is_sharded = zero_stage_of(job.phase.deepspeed, job.phase.name) > 0
-    clip = 0.0 if is_sharded else float(job.phase.deepspeed["gradient_clipping"])
-    groups = param_groups(model, lamb_config(section).weight_decay)
-    optimizer = build_lamb(groups, section, max_grad_norm=clip)
-    engine = TrainEngine(
-        cast("BertForPreTraining", model),
-        optimizer,
-        deepspeed_config(job.phase, job.plan),
-        job.world,
-    )
+    engine = setup.build_engine(job.phase, cast("BertForPreTraining", model), job.plan, job.world)
     engine.set_learning_rate(_LEARNING_RATE)
     # Hugging Face's loss is a mean already
     predictions, labels = (len(job.rows.masked_lm_ids), len(job.rows)) if name != THEIRS else (1, 1)
@@ -359,8 +344,7 @@ def _agreement(jobs: dict[str, _Job], device: torch.device) -> Agreement:
         batch = lay_out(cut_rows(job.rows, job.plan.micro_batch_size)[0], layout).to(device)
         output = model(batch)
         if name != THEIRS:
-            loss = output.mlm_loss_sum / len(batch.masked_lm_ids)
-            loss = loss + output.nsp_loss_sum / len(batch.next_sentence_label)
+            loss = output.loss(len(batch.masked_lm_ids), len(batch.next_sentence_label))
         else:
             loss = output.mlm_loss_sum * job.plan.gradient_accumulation_steps
         loss.backward()

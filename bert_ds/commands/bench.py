@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from bert_ds.bench import checkpoint, data, exactness, exactness_plot, optimizer, step
-from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import ExecutionConfig, RunConfig
 from bert_ds.errors import ConfigError
@@ -41,7 +40,6 @@ def run(arguments: argparse.Namespace, world: World) -> None:
         _write_json(arguments, rates.as_dict())
         return
     config = load_run_config(arguments.recipe, arguments.set)
-    check_run(config)
     if arguments.what == "checkpoint":
         _check_at_least_1("--repeats", arguments.repeats)
         place = arguments.folder
@@ -102,7 +100,6 @@ def _other(arguments: argparse.Namespace, config: RunConfig) -> ExecutionConfig 
             f"execution.batch_layout=packed; it is '{arguments.compare}'"
         )
     other = load_run_config(arguments.recipe, [*arguments.set, arguments.compare])
-    check_run(other)
     if other.execution == config.execution:
         raise ConfigError(f"--compare {arguments.compare}: the recipe has that setting already")
     if other.execution.deterministic != config.execution.deterministic:

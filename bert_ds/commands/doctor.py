@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch.distributed as torch_dist
 
-from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.dist import init_process_group, shutdown
@@ -41,7 +40,6 @@ def run(arguments: argparse.Namespace, world: World) -> None:
     config = None
     if arguments.recipe is not None:
         config = load_run_config(arguments.recipe, arguments.set)
-        check_run(config)
     token = token_from(arguments.token) if arguments.token else None
     wanted = Wanted(config, arguments.data, arguments.output_dir, token)
     if arguments.facts:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
 from bert_ds.errors import ConfigError
 from bert_ds.plan import PlanOptions, plan_as_text, plan_run
@@ -16,7 +15,6 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.world_size < 1:
         raise ConfigError(f"--world-size must be at least 1, it is {arguments.world_size}")
     config = load_run_config(arguments.recipe, arguments.set)
-    check_run(config)
     options = PlanOptions(
         gpu=arguments.gpu,
         gpus_per_host=arguments.gpus_per_host,

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from bert_ds.config.deepspeed import check_run
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.dist import Communicator, init_process_group, shutdown
@@ -40,7 +39,6 @@ log = logging.getLogger(__name__)
 def run(arguments: argparse.Namespace, command_line: list[str], world: World) -> None:
     """Train the recipe's phases from where the run stands."""
     config = load_run_config(arguments.recipe, arguments.set)
-    check_run(config)
     plan = plan_as_text(plan_run(config, world.world_size))
     if arguments.dry_run:
         on_this_host = world.local_rank, world.local_world_size
@@ -159,7 +157,7 @@ def _end_with_all(exit_code: int) -> None:
 
 def _announce(config: RunConfig, world: World, device: torch.device) -> None:
     """Say once what is about to run, and on what."""
-    stage, precision = setup.layout_of(config.phases[0])
+    deepspeed = config.phases[0].deepspeed
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.info(
         "%s: %d rank%s on %s, %s, ZeRO stage %d, %s",
@@ -167,8 +165,8 @@ def _announce(config: RunConfig, world: World, device: torch.device) -> None:
         world.world_size,
         "s" if world.world_size > 1 else "",
         place,
-        precision,
-        stage,
+        deepspeed.precision,
+        deepspeed.zero_stage,
         scaled(num_parameters(config.model), "parameters"),
     )
 

@@ -7,7 +7,6 @@ DeepSpeed JSON, the world size from the launcher; the accumulation follows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from bert_ds.errors import ConfigError
 
@@ -34,40 +33,37 @@ class BatchPlan:
         return self.micro_batch_size * self.gradient_accumulation_steps
 
 
-def plan_batch(deepspeed: dict[str, Any], world_size: int, phase: str) -> BatchPlan:
-    """Derive the accumulation from a DeepSpeed JSON and a world size.
+def plan_batch(
+    train_batch_size: int,
+    micro_batch_size: int,
+    world_size: int,
+    phase: str,
+    stated_accumulation: int | None = None,
+) -> BatchPlan:
+    """Derive the accumulation from batch sizes and a world size.
 
     Args:
-        deepspeed: the phase's DeepSpeed configuration.
+        train_batch_size: sequences per update, all ranks.
+        micro_batch_size: sequences per rank per forward.
         world_size: ranks of the run.
         phase: name of the phase, for messages.
+        stated_accumulation: what the DeepSpeed JSON says of it; None where it leaves it out.
 
     Raises:
-        ConfigError: a size is missing or not a positive integer, or the sizes do not divide.
+        ConfigError: the sizes do not divide, or give another accumulation than the stated one.
     """
-    train = _positive_integer(deepspeed, "train_batch_size", phase)
-    micro = _positive_integer(deepspeed, "train_micro_batch_size_per_gpu", phase)
-    step = micro * world_size
-    if train % step:
-        raise ConfigError(_does_not_divide(train, micro, world_size, phase))
-    accumulation = train // step
-    stated = deepspeed.get("gradient_accumulation_steps", accumulation)
-    if stated != accumulation:
+    step = micro_batch_size * world_size
+    if train_batch_size % step:
+        raise ConfigError(_does_not_divide(train_batch_size, micro_batch_size, world_size, phase))
+    accumulation = train_batch_size // step
+    if stated_accumulation not in (None, accumulation):
         raise ConfigError(
-            f"{phase}: gradient_accumulation_steps ({stated!r}) must be train_batch_size ({train}) "
-            f"/ (train_micro_batch_size_per_gpu ({micro}) x world_size ({world_size})) = "
-            f"{accumulation}; leave it out, it is derived"
+            f"{phase}: gradient_accumulation_steps ({stated_accumulation!r}) must be "
+            f"train_batch_size ({train_batch_size}) / (train_micro_batch_size_per_gpu "
+            f"({micro_batch_size}) x world_size ({world_size})) = {accumulation}; leave it out, it "
+            "is derived"
         )
-    return BatchPlan(train, micro, accumulation, world_size)
-
-
-def _positive_integer(deepspeed: dict[str, Any], key: str, phase: str) -> int:
-    value = deepspeed.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-        raise ConfigError(
-            f"{phase}: {key} must be a positive integer in the DeepSpeed JSON, it is {value!r}"
-        )
-    return value
+    return BatchPlan(train_batch_size, micro_batch_size, accumulation, world_size)
 
 
 def _does_not_divide(train: int, micro: int, world_size: int, phase: str) -> str:

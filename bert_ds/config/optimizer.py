@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from bert_ds.config.base import FrozenConfig
-from bert_ds.config.loading import describe_validation_error, nearest_known
+from bert_ds.config.messages import describe_validation_error, nearest_known
 from bert_ds.errors import ConfigError
 
 LAMB_TYPES = ("Lamb", "FusedLamb")

@@ -10,9 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    ValidationInfo,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from bert_ds.config.base import FrozenConfig
+from bert_ds.config.batch import BatchPlan, plan_batch
+from bert_ds.config.deepspeed import DeepSpeedConfig, read_deepspeed
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.schedule import ScheduleConfig
 
@@ -35,8 +43,40 @@ class PhaseConfig(FrozenConfig):
     """Learning rate over the phase; its peak is optimizer.params.lr of the DeepSpeed JSON."""
     moments: Literal["carry", "reset"] = "carry"
     """What becomes of the optimizer's moments of the phase before; the step count restarts."""
-    deepspeed: dict[str, Any]
-    """The phase's DeepSpeed configuration, plain and complete."""
+    deepspeed: DeepSpeedConfig
+    """The phase's DeepSpeed configuration; plain and complete in the recipe and the run folder."""
+
+    @field_validator("deepspeed", mode="plain")
+    @classmethod
+    def _read_deepspeed(cls, value: Any, info: ValidationInfo) -> DeepSpeedConfig:
+        if not isinstance(value, (dict, DeepSpeedConfig)):
+            raise ValueError("must be the object of a DeepSpeed JSON, or the name of its file")
+        raw = value.raw if isinstance(value, DeepSpeedConfig) else value
+        return read_deepspeed(raw, info.data.get("name", "a phase"))
+
+    @field_serializer("deepspeed")
+    def _write_deepspeed(self, value: DeepSpeedConfig) -> dict[str, Any]:
+        return value.raw
+
+    def plan_batch(self, world_size: int) -> BatchPlan:
+        """Split an update over ranks and micro batches.
+
+        Raises:
+            ConfigError: the batch sizes do not divide.
+        """
+        sizes = self.deepspeed
+        return plan_batch(
+            sizes.train_batch_size,
+            sizes.micro_batch_size,
+            world_size,
+            self.name,
+            sizes.gradient_accumulation_steps,
+        )
+
+    def with_deepspeed(self, **changes: Any) -> PhaseConfig:
+        """Return this phase with other values of top-level keys in its DeepSpeed JSON, checked."""
+        raw = {**self.deepspeed.raw, **changes}
+        return self.model_copy(update={"deepspeed": read_deepspeed(raw, self.name)})
 
 
 class CheckpointConfig(FrozenConfig):
@@ -198,6 +238,16 @@ class RunConfig(FrozenConfig):
             raise ValueError(
                 f"{asking[0]} needs evaluations during training: set evaluation.every_steps"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _compiled_layers_keep_their_parameters(self) -> RunConfig:
+        for phase in self.phases:
+            if self.execution.compile and phase.deepspeed.zero_stage == 3:
+                raise ValueError(
+                    f"{phase.name}: execution.compile does not go with ZeRO stage 3, whose "
+                    "parameters come and go within a layer; leave it out or take stage 2"
+                )
         return self
 
     @model_validator(mode="after")

@@ -19,7 +19,6 @@ import psutil
 import torch
 
 from bert_ds import __version__
-from bert_ds.config.deepspeed import precision_of
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.doctor.token import Token
 from bert_ds.engine import accelerator_support
@@ -170,7 +169,7 @@ def _versions() -> dict[str, str]:
 def _precisions_of(config: RunConfig | None) -> list[str]:
     if config is None:
         return ["fp32", "fp16", "bf16"]
-    return sorted({precision_of(phase.deepspeed, phase.name) for phase in config.phases})
+    return sorted({phase.deepspeed.precision for phase in config.phases})
 
 
 def _lamb(device: str) -> str:

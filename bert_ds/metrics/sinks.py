@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import numpy as np
 from tqdm import tqdm
 
+from bert_ds.durations import duration
 from bert_ds.metrics.meter import MetricsRow
 from data_prep.screen import has_a_screen
 
@@ -233,10 +234,10 @@ class ProgressSink:
         done = max(step - self._started_step, 1)
         of_an_update = (self._clock() - self._started_at) / done
         left = of_an_update * (self._total_steps - step)
-        text = f"{duration_text(left)} left"
+        text = f"{duration(left, decimals=0)} left"
         if self._later_work:
             in_all = left + of_an_update * self._total_steps * self._later_work
-            text += f", {duration_text(in_all)} in all phases"
+            text += f", {duration(in_all, decimals=0)} in all phases"
         return text
 
 
@@ -253,13 +254,3 @@ def summarise(rows: Sequence[MetricsRow]) -> str:
         f"loss {mean('loss'):.3f}  mlm_acc {mean('mlm_accuracy'):.3f}  "
         f"lr {rows[-1]['learning_rate']:.2e}  {rate:,.0f} seq/s"
     )
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds as 45 s, 3 min 20 s, or 2 h 05 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -51,6 +51,18 @@ class PretrainingOutput(NamedTuple):
     mlm_correct: torch.Tensor
     nsp_correct: torch.Tensor
 
+    def loss(self, num_predictions: int, num_pair_labels: int) -> torch.Tensor:
+        """Return this micro batch's share of the loss of the global batch, in nats.
+
+        Shares add up to the loss over all micro batches and ranks, however the batch was split.
+
+        Args:
+            num_predictions: masked positions of the global batch, the denominator of the MLM loss.
+            num_pair_labels: its rows with a pair label, that of the pair loss.
+        """
+        mlm_loss = self.mlm_loss_sum / max(num_predictions, 1)
+        return mlm_loss + self.nsp_loss_sum / max(num_pair_labels, 1)
+
 
 class BertForPreTraining(nn.Module):
     """BERT for masked language modelling and next sentence (or sentence order) prediction."""

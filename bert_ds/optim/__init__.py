@@ -1,6 +1,6 @@
 """LAMB with exact trust ratios, its parameter groups, and the learning-rate schedules."""
 
-from bert_ds.config.optimizer import LambConfig, lamb_config
+from bert_ds.config.optimizer import LambConfig
 from bert_ds.config.schedule import ScheduleConfig
 from bert_ds.optim.build import build_lamb
 from bert_ds.optim.lamb import Lamb
@@ -12,7 +12,6 @@ __all__ = [
     "LambConfig",
     "ScheduleConfig",
     "build_lamb",
-    "lamb_config",
     "learning_rate_at",
     "param_groups",
 ]

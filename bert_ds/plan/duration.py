@@ -28,7 +28,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bert_ds.config.batch import BatchPlan
-from bert_ds.config.deepspeed import precision_of
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.errors import ConfigError
 from bert_ds.metrics.gpus import Gpu
@@ -136,7 +135,7 @@ def phase_time(
     Raises:
         ConfigError: the GPU does not compute in the phase's precision.
     """
-    precision = precision_of(phase.deepspeed, phase.name)
+    precision = phase.deepspeed.precision
     gpu, zero = machine.gpu, Zero.of(phase)
     if precision == "bf16" and not gpu.has_bf16:
         raise ConfigError(

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from bert_ds.config.deepspeed import precision_of
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.errors import ConfigError
 from bert_ds.files import read_json_object
@@ -128,9 +127,9 @@ def _check(path: Path, file: _File, config: RunConfig, phase: PhaseConfig) -> No
         (
             "train_micro_batch_size_per_gpu",
             file.micro_batch_size,
-            phase.deepspeed.get("train_micro_batch_size_per_gpu"),
+            phase.deepspeed.micro_batch_size,
         ),
-        ("precision", file.precision, precision_of(phase.deepspeed, phase.name)),
+        ("precision", file.precision, phase.deepspeed.precision),
     ]
     for section, measured, planned in (
         ("model", file.model, config.model.model_dump()),

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bert_ds.config.deepspeed import precision_of
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
 from bert_ds.plan.activations import micro_batch_memory
@@ -87,7 +86,7 @@ def phase_memory(
     zero = zero_memory(
         Zero.of(phase), num_parameters(model), largest_parameter(model), world_size, accumulation
     )
-    precision = precision_of(phase.deepspeed, phase.name)
+    precision = phase.deepspeed.precision
     micro = micro_batch_memory(model, phase, execution, precision, micro_batch_size)
     extras = {"micro batch": micro.total, "exchange": zero.exchange, "update": zero.update}
     peak_at = max(extras, key=lambda moment: extras[moment])
@@ -138,7 +137,7 @@ def largest_micro_batch(
         model, phase, execution, world_size: see `phase_memory`.
         memory_bytes: of the GPU.
     """
-    rows_of_rank = phase.deepspeed["train_batch_size"] // world_size
+    rows_of_rank = phase.deepspeed.train_batch_size // world_size
 
     def fits(micro: int) -> bool:
         accumulation = max(1, rows_of_rank // micro)
@@ -149,6 +148,6 @@ def largest_micro_batch(
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    is_even = phase.deepspeed["train_batch_size"] % world_size == 0
+    is_even = phase.deepspeed.train_batch_size % world_size == 0
     divisors = (micro for micro in range(low, 0, -1) if rows_of_rank % micro == 0)
     return LargestMicroBatch(low, next(divisors, 0) if is_even else 0)

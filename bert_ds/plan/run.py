@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_ds.config.batch import BatchPlan, plan_batch
-from bert_ds.config.deepspeed import Precision, precision_of, zero_stage_of
+from bert_ds.config.batch import BatchPlan
+from bert_ds.config.deepspeed import Precision
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.errors import ConfigError
 from bert_ds.metrics.gpus import GPUS, Gpu, gpu_of_device
@@ -145,7 +145,7 @@ def plan_run(config: RunConfig, world_size: int, options: PlanOptions | None = N
     mfu = options.mfu or ASSUMED_MFU
     phases = []
     for phase in config.phases:
-        batch = plan_batch(phase.deepspeed, world_size, phase.name)
+        batch = phase.plan_batch(world_size)
         plan = _phase(config, phase, batch, gpus_per_host)
         if machine is not None:
             step = measured.get(phase.name)
@@ -223,8 +223,8 @@ def _phase(
         sequences=sequences,
         tokens_at_most=sequences * phase.sequence_length,
         flops_at_most=flops_of_full_rows(config.model, phase, sequences),
-        precision=precision_of(phase.deepspeed, phase.name),
-        zero_stage=zero_stage_of(phase.deepspeed, phase.name),
+        precision=phase.deepspeed.precision,
+        zero_stage=phase.deepspeed.zero_stage,
         memory_bytes=memory,
         host_memory_bytes=memory.host_per_rank * min(gpus_per_host, batch.world_size),
         largest_micro_batch=None,

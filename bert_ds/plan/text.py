@@ -110,7 +110,7 @@ def _time_lines(phase: PhasePlan) -> list[str]:
 
 def passes_as_text(phase: PhaseConfig, folder: Path, num_rows: int) -> str:
     """How often a phase goes through its dataset."""
-    passes = phase.total_steps * phase.deepspeed["train_batch_size"] / num_rows
+    passes = phase.total_steps * phase.deepspeed.train_batch_size / num_rows
     return f"{folder}: {num_rows:,} train rows, {passes:,.3g} passes in {phase.name}"
 
 

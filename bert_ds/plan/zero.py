@@ -57,7 +57,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bert_ds.config.deepspeed import precision_of, zero_stage_of
 from bert_ds.config.recipe import PhaseConfig
 from bert_ds.plan.activations import ELEMENT_BYTES
 
@@ -102,16 +101,11 @@ class Zero:
 
     @classmethod
     def of(cls, phase: PhaseConfig) -> Zero:
-        """Read a phase's JSON.
-
-        Raises:
-            ConfigError: stage or precision are not what DeepSpeed knows.
-        """
-        deepspeed = phase.deepspeed
-        stage = zero_stage_of(deepspeed, phase.name)
-        element = ELEMENT_BYTES[precision_of(deepspeed, phase.name)]
-        section = deepspeed.get("zero_optimization")
-        section = section if isinstance(section, dict) else {}
+        """Read what a phase's JSON says of ZeRO."""
+        stage = phase.deepspeed.zero_stage
+        element = ELEMENT_BYTES[phase.deepspeed.precision]
+        deepspeed = phase.deepspeed.raw
+        section = deepspeed.get("zero_optimization", {})
         types = deepspeed.get("data_types")
         accumulated = types.get("grad_accum_dtype") if isinstance(types, dict) else None
         is_sent_once = stage > 0 and section.get("reduce_scatter", True) is not False

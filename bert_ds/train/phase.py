@@ -19,10 +19,11 @@ from bert_ds.checkpoint import Checkpoint, CheckpointState, load_checkpoint, loa
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.data.stream import Prefetcher
 from bert_ds.dist import Communicator
+from bert_ds.durations import duration
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import DivergedError, StopRequested
 from bert_ds.metrics.meter import Meter, Sink
-from bert_ds.metrics.sinks import JsonLinesSink, ProgressSink, TensorBoardSink, duration_text
+from bert_ds.metrics.sinks import JsonLinesSink, ProgressSink, TensorBoardSink
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import learning_rate_at
 from bert_ds.optim.state import load_optimizer_tensors, optimizer_step
@@ -159,7 +160,7 @@ class _Phase:
             rate = (state.samples_seen - started_samples) / max(seconds, 1e-9)
             log.info(
                 "%s complete: %d updates, %s, %.0f sequences/s",
-                self.config.name, state.global_step, duration_text(seconds), rate,
+                self.config.name, state.global_step, duration(seconds, decimals=0), rate,
             )  # fmt: skip
         return not diverged
 
@@ -220,7 +221,6 @@ class _Phase:
         """Have a checkpoint of the present state written; every rank comes here, rank 0 writes."""
         run, phase, state, engine = self.run, self.config, self.state, self.parts.engine
         manifest = run.data[self.index].manifest
-        stage, precision = setup.layout_of(phase)
         described = CheckpointState(
             phase=phase.name,
             phase_index=self.index,
@@ -231,8 +231,8 @@ class _Phase:
             dataset_fingerprint=manifest.fingerprint,
             vocabulary_sha256=manifest.vocabulary.sha256,
             world_size=run.world.world_size,
-            zero_stage=stage,
-            precision=precision,
+            zero_stage=phase.deepspeed.zero_stage,
+            precision=phase.deepspeed.precision,
             versions=setup.package_versions(),
         )
         weights, moments = tensors_of(engine)
@@ -374,6 +374,6 @@ def _later_work(run: Run, phase_index: int) -> float:
 def _samples_before(config: RunConfig, phase_index: int) -> int:
     """Rows of the phases before this one, where each has all its updates."""
     return sum(
-        earlier.total_steps * earlier.deepspeed["train_batch_size"]
+        earlier.total_steps * earlier.deepspeed.train_batch_size
         for earlier in config.phases[:phase_index]
     )

@@ -127,14 +127,14 @@ def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
 
 
 def _write_summary_head(run: Run, status: str) -> None:
-    stage, precision = setup.layout_of(run.config.phases[0])
+    deepspeed = run.config.phases[0].deepspeed
     former = run.folder.read_summary()
     run.folder.update_summary(
         recipe=run.config.recipe,
         status=status,
         world_size=run.world.world_size,
-        zero_stage=stage,
-        precision=precision,
+        zero_stage=deepspeed.zero_stage,
+        precision=deepspeed.precision,
         phases=former.get("phases", []),
         held_out=former.get("held_out"),
         export=former.get("export"),

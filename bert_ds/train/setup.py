@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from bert_ds import __version__
-from bert_ds.config.batch import BatchPlan, plan_batch
-from bert_ds.config.deepspeed import deepspeed_config, precision_of, zero_stage_of
+from bert_ds.config.batch import BatchPlan
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.data.cache import ShardCache
@@ -31,7 +30,7 @@ from bert_ds.metrics.gpus import peak_tflop_per_s
 from bert_ds.metrics.speed import Speed
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.model.execution import apply_execution
-from bert_ds.optim import build_lamb, lamb_config, param_groups
+from bert_ds.optim import build_lamb, param_groups
 from bert_ds.train.initial import check_init_from
 from bert_ds.world import World
 from data_prep.manifest import MANIFEST_NAME, VOCABULARY_NAME, Manifest
@@ -152,26 +151,41 @@ def build_phase(
 ) -> PhaseSetup:
     """Engine, optimizer and data stream of one phase."""
     phase = config.phases[phase_index]
-    batch = plan_batch(phase.deepspeed, world.world_size, phase.name)
-    section = phase.deepspeed["optimizer"]
-    lamb = lamb_config(section)
+    batch = phase.plan_batch(world.world_size)
     unused = [] if data.manifest.pair_label_name else model.pair_parameter_names()
-    is_sharded = zero_stage_of(phase.deepspeed, phase.name) > 0
-    optimizer = build_lamb(
-        param_groups(model, lamb.weight_decay, unused),
-        section,
-        # under ZeRO the engine clips, by the norm over all shards
-        max_grad_norm=0.0 if is_sharded else float(phase.deepspeed["gradient_clipping"]),
-    )
-    engine = TrainEngine(
-        model, optimizer, deepspeed_config(phase, batch), world, config.max_skipped_in_a_row
-    )
+    engine = build_engine(phase, model, batch, world, unused, config.max_skipped_in_a_row)
     stream = TrainStream(
         stream_spec(config, data, batch, world.rank),
         config.data.reader_processes,
         config.execution.batch_layout,
     )
-    return PhaseSetup(engine, stream, batch, lamb.lr)
+    return PhaseSetup(engine, stream, batch, phase.deepspeed.optimizer.lr)
+
+
+def build_engine(
+    phase: PhaseConfig,
+    model: BertForPreTraining,
+    batch: BatchPlan,
+    world: World,
+    unused: Sequence[str] = (),
+    max_skipped_in_a_row: int = 40,
+) -> TrainEngine:
+    """Build a phase's optimizer and its engine.
+
+    Args:
+        phase: settings.
+        model: on its device.
+        batch: how an update is split.
+        world: this rank.
+        unused: names of parameters that the training rows give no gradient.
+        max_skipped_in_a_row: updates that may overflow one after the other under fp16.
+    """
+    settings = phase.deepspeed
+    groups = param_groups(model, settings.optimizer.weight_decay, unused)
+    optimizer = build_lamb(
+        groups, settings.optimizer, max_grad_norm=settings.optimizer_max_grad_norm
+    )
+    return TrainEngine(model, optimizer, settings.for_engine(batch), world, max_skipped_in_a_row)
 
 
 def stream_spec(config: RunConfig, data: PhaseData, batch: BatchPlan, rank: int) -> StreamSpec:
@@ -198,7 +212,7 @@ def open_held_out(config: RunConfig, data: PhaseData) -> tuple[BlockReader, Dyna
 def speed_of(config: RunConfig, phase: PhaseConfig, world: World, device: torch.device) -> Speed:
     """What a rank's rates and memory are measured by."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    peak = peak_tflop_per_s(name, precision_of(phase.deepspeed, phase.name))
+    peak = peak_tflop_per_s(name, phase.deepspeed.precision)
     return Speed(config.model, world.world_size, peak, device)
 
 
@@ -212,7 +226,7 @@ def expected_flops(model: ModelConfig, phase: PhaseConfig, manifest: Manifest) -
         num_predictions=totals.predictions,
         num_sequences=totals.rows,
     )
-    num_rows = phase.total_steps * int(phase.deepspeed["train_batch_size"])
+    num_rows = phase.total_steps * phase.deepspeed.train_batch_size
     return of_the_dataset / totals.rows * num_rows
 
 
@@ -221,11 +235,6 @@ def package_versions() -> dict[str, str]:
     names = ("torch", "deepspeed", "numpy", "tokenizers")
     found = {name: metadata.version(name) for name in names}
     return {"bert_ds": __version__, "python": platform.python_version(), **found}
-
-
-def layout_of(phase: PhaseConfig) -> tuple[int, str]:
-    """ZeRO stage and precision of a phase."""
-    return zero_stage_of(phase.deepspeed, phase.name), precision_of(phase.deepspeed, phase.name)
 
 
 def _dynamic_masking(config: RunConfig, manifest: Manifest) -> MaskingKind | None:

@@ -10,7 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bert_ds.config.deepspeed import precision_of, zero_stage_of
 from bert_ds.config.recipe import RunConfig
 
 
@@ -40,9 +39,9 @@ def phase_entries(config: RunConfig, metrics: Path) -> list[dict[str, Any]]:
             "name": phase.name,
             "sequence_length": phase.sequence_length,
             "total_steps": phase.total_steps,
-            "train_batch_size": phase.deepspeed["train_batch_size"],
-            "zero_stage": zero_stage_of(phase.deepspeed, phase.name),
-            "precision": precision_of(phase.deepspeed, phase.name),
+            "train_batch_size": phase.deepspeed.train_batch_size,
+            "zero_stage": phase.deepspeed.zero_stage,
+            "precision": phase.deepspeed.precision,
             **{
                 counter: last[phase.name][counter]
                 for counter in ("global_step", "skipped_steps", "samples_seen", "tokens_seen")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +43,7 @@ def phase_of(precision: str, zero: dict[str, Any], world_size: int) -> PhaseConf
         "train_batch_size": ROWS * ACCUMULATION * world_size,
         "train_micro_batch_size_per_gpu": ROWS,
         "gradient_clipping": 1.0,
+        "optimizer": {"type": "Lamb", "params": {"lr": 0.01}},
         "zero_optimization": zero,
     }
     if precision != "fp32":
@@ -84,10 +84,9 @@ def measure_updates(world: World, cases: Sequence[tuple[str, dict[str, Any]]]) -
 
 def _measure(world: World, precision: str, zero: dict[str, Any]) -> Measured:
     batch = full_rows(ROWS, LENGTH, PREDICTIONS, MODEL.vocab_size)
-    config = copy.deepcopy(phase_of(precision, zero, world.world_size).deepspeed)
-    config |= {"gradient_accumulation_steps": ACCUMULATION, "steps_per_print": None}
-    if zero["stage"]:
-        config |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    phase = phase_of(precision, zero, world.world_size)
+    config = phase.deepspeed.for_engine(phase.plan_batch(world.world_size))
+    config["gradient_clipping"] = 1.0
     with LiveBytes() as live:
         model = BertForPreTraining(MODEL)
         init_weights(model, seed=1)

@@ -20,8 +20,7 @@ from tests.support.datasets import make_dataset, random_block
 
 
 def make_stream(folder: Path, rank: int, world_size: int, micro: int, train: int) -> TrainStream:
-    sizes = {"train_batch_size": train, "train_micro_batch_size_per_gpu": micro}
-    batch = plan_batch(sizes, world_size, "p")
+    batch = plan_batch(train, micro, world_size, "p")
     return TrainStream(StreamSpec(folder, open_dataset(folder), 5, batch, rank))
 
 

@@ -137,6 +137,7 @@ def test_the_disk_must_hold_the_checkpoints(gib: float, level: str) -> None:
                     "schedule": {"kind": "linear"},
                     "deepspeed": {
                         "train_batch_size": 8,
+                        "train_micro_batch_size_per_gpu": 8,
                         "gradient_clipping": 1.0,
                         "optimizer": {"type": "Lamb", "params": {"lr": 0.01}},
                     },

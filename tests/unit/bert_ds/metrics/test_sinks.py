@@ -13,7 +13,6 @@ from bert_ds.metrics.sinks import (
     JsonLinesSink,
     ProgressSink,
     TensorBoardSink,
-    duration_text,
     keep_rows,
     summarise,
 )
@@ -151,10 +150,3 @@ def test_progress_on_a_terminal_is_a_bar() -> None:
 def test_the_rate_of_several_updates_is_sequences_over_seconds() -> None:
     rows = [row(1, step_s=1.0, sequences_per_s=8.0), row(2, step_s=3.0, sequences_per_s=8 / 3)]
     assert " 4 seq/s" in summarise(rows)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(44.6, "45 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")]
-)
-def test_durations_are_for_people(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from bert_ds.config.optimizer import lamb_config
 from bert_ds.errors import ConfigError
-from bert_ds.optim import build_lamb, lamb_config
+from bert_ds.optim import build_lamb
 
 
 def section(**params: Any) -> dict[str, Any]:
@@ -31,7 +32,9 @@ def test_every_key_reaches_the_optimizer(optimizer_type: str) -> None:
         "kernel": "plain",
     }
     weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = build_lamb([weight], {"type": optimizer_type, "params": params}, max_grad_norm=1.5)
+    optimizer = build_lamb(
+        [weight], lamb_config({"type": optimizer_type, "params": params}), max_grad_norm=1.5
+    )
     expected = {
         "lr": 11e-3,
         "betas": (0.8, 0.98),
@@ -49,7 +52,7 @@ def test_every_key_reaches_the_optimizer(optimizer_type: str) -> None:
 
 
 def test_defaults_are_those_of_apex() -> None:
-    optimizer = build_lamb([torch.nn.Parameter(torch.ones(1))], section())
+    optimizer = build_lamb([torch.nn.Parameter(torch.ones(1))], lamb_config(section()))
     assert optimizer.defaults["eps"] == 1e-6
     assert optimizer.defaults["betas"] == (0.9, 0.999)
     assert optimizer.defaults["weight_decay"] == 0.01
@@ -62,7 +65,7 @@ def test_defaults_are_those_of_apex() -> None:
 
 def test_the_variant_deepspeed_has_deepspeeds_defaults_and_reads_its_recipe() -> None:
     weight = [torch.nn.Parameter(torch.ones(1))]
-    by_default = build_lamb(weight, section(variant="deepspeed")).defaults
+    by_default = build_lamb(weight, lamb_config(section(variant="deepspeed"))).defaults
     assert by_default["variant"] == "deepspeed"
     assert (by_default["eps"], by_default["weight_decay"]) == (1e-8, 0.0)
     assert by_default["trust_ratio_bounds"] == (0.01, 10.0)
@@ -71,7 +74,7 @@ def test_the_variant_deepspeed_has_deepspeeds_defaults_and_reads_its_recipe() ->
         variant="deepspeed", lr=11e-3, weight_decay=0.01, bias_correction=False, max_coeff=0.3,
         min_coeff=0.01,
     )  # fmt: skip
-    as_published = build_lamb(weight, bing_bert).defaults
+    as_published = build_lamb(weight, lamb_config(bing_bert)).defaults
     assert as_published["trust_ratio_bounds"] == (0.01, 0.3)
     assert as_published["weight_decay"] == 0.01
     assert as_published["bias_correction"] is False
@@ -79,7 +82,7 @@ def test_the_variant_deepspeed_has_deepspeeds_defaults_and_reads_its_recipe() ->
 
 def test_the_groups_own_weight_decay_wins() -> None:
     group = {"params": [torch.nn.Parameter(torch.ones(1))], "weight_decay": 0.0}
-    optimizer = build_lamb([group], section(weight_decay=0.01))
+    optimizer = build_lamb([group], lamb_config(section(weight_decay=0.01)))
     assert optimizer.param_groups[0]["weight_decay"] == 0.0
 
 

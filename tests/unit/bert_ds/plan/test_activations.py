@@ -24,6 +24,7 @@ from bert_ds.plan.activations import (
 )
 from tests.support.live_bytes import LiveBytes
 from tests.support.plan_memory import full_rows
+from tests.support.recipes import tiny_deepspeed
 
 KEPT = 0.005
 """Of the bytes that autograd keeps. Measured: 0.3% at most. The estimate counts position_ids a
@@ -47,7 +48,7 @@ def make_phase(length: int) -> PhaseConfig:
         {
             "name": "phase1", "sequence_length": length, "total_steps": 1,
             "max_predictions_per_seq": length * 5 // 32, "schedule": {"kind": "constant"},
-            "deepspeed": {},
+            "deepspeed": tiny_deepspeed(),
         }
     )  # fmt: skip
 

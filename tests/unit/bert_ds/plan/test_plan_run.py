@@ -201,14 +201,14 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(
         return phase_memory(config.model, chosen, config.execution, ranks, micro, 2).total
 
     found = largest_micro_batch(config.model, chosen, config.execution, ranks, limit)
-    rows = chosen.deepspeed["train_batch_size"] // ranks
+    rows = chosen.deepspeed.train_batch_size // ranks
     assert found.fits == 0 or total(found.fits) <= limit
     assert found.fits == rows or total(found.fits + 1) > limit
     assert found.divides <= found.fits
     dividing = [
         micro
         for micro in range(1, found.fits + 1)
-        if chosen.deepspeed["train_batch_size"] % (micro * ranks) == 0
+        if chosen.deepspeed.train_batch_size % (micro * ranks) == 0
     ]
     assert found.divides == max(dividing, default=0)
 

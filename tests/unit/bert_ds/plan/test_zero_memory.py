@@ -18,7 +18,7 @@ OWN = 84_056_527
 
 def of(zero: dict[str, Any], precision: str = "fp16", **deepspeed: Any) -> Zero:
     phase = phase_of(precision, zero, world_size=4)
-    return Zero.of(phase.model_copy(update={"deepspeed": {**phase.deepspeed, **deepspeed}}))
+    return Zero.of(phase.with_deepspeed(**deepspeed))
 
 
 def memory(

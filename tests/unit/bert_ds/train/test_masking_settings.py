@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from bert_ds.config.batch import plan_batch
 from bert_ds.config.loading import load_run_config
 from bert_ds.errors import ConfigError
 from bert_ds.train import setup
@@ -20,7 +19,7 @@ def open_data(folder: Path, *overrides: str, is_masked: bool) -> str | None:
     config = load_run_config(write_recipe(folder / "recipe"), overrides)
     phase = config.phases[0]
     data = setup.open_phase_data(config, folder / "data", [phase])[0]
-    batch = plan_batch(phase.deepspeed, 1, phase.name)
+    batch = phase.plan_batch(1)
     return setup.stream_spec(config, data, batch, 0).dynamic_masking
 
 
