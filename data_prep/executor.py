@@ -10,13 +10,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
-import sys
 import threading
-import traceback
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -27,7 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from data_prep.errors import DataPrepError, UsageError
-from data_prep.files import make_folder, output_error
+from data_prep.files import output_error
 from data_prep.memory import return_large_blocks
 
 RUNNING_NAME = "running"
@@ -38,7 +34,6 @@ CLAIMS_NAME = "claims"
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_DONE, _FAILED = ".done", "failed"  # names of files among the claims
 # Sizes of the job as Open MPI, MPICH (Hydra) and Slurm's srun announce it.
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 
@@ -146,7 +141,7 @@ class SerialExecutor:
     ) -> None:
         """Calls `function` for one item after the other."""
         for item in items:
-            _run_task(function, work, item, describe(item))
+            run_task(function, work, item, describe(item))
             done(item)
 
 
@@ -196,8 +191,7 @@ class ProcessExecutor(SerialExecutor):
         """
         with self._deaths_reported(lambda: was_running(work)):
             futures = {
-                self._submit(_run_task, function, work, item, describe(item)): item
-                for item in items
+                self._submit(run_task, function, work, item, describe(item)): item for item in items
             }
             for future in as_completed(futures):
                 future.result()
@@ -251,7 +245,7 @@ def _nothing() -> None:
     """A task that has the processes started."""
 
 
-def _run_task(
+def run_task(
     function: Callable[[Path, Item], None], work: Path, item: Item, description: str
 ) -> None:
     """Does one item; a file says so for as long as it takes."""
@@ -311,144 +305,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-class MpiExecutor:
-    """Runs tasks on all ranks of an MPI job; a rank that is free takes the next item.
-
-    An item is taken by creating a file in the work folder, which only one rank can; so no rank
-    serves the others, and none waits while another is at work.
-
-    Args:
-        communicator: an `mpi4py` communicator.
-    """
-
-    def __init__(self, communicator: Any) -> None:
-        self._communicator = communicator
-        self.size = int(communicator.Get_size())
-        self.is_root = communicator.Get_rank() == 0
-
-    def __enter__(self) -> MpiExecutor:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Ends all ranks where one meets what the others do not know of."""
-        if isinstance(error, KeyboardInterrupt):
-            self._communicator.Abort(130)
-        elif error is not None and not isinstance(error, DataPrepError):
-            traceback.print_exception(error)
-            sys.stderr.flush()
-            self._communicator.Abort(1)
-
-    def on_root(self, function: Callable[[], Result]) -> Result:
-        """Calls `function` on rank 0; every rank gets the result or the error."""
-        answer: tuple[Any, DataPrepError | None] = (None, None)
-        if self.is_root:
-            try:
-                answer = (function(), None)
-            except DataPrepError as err:
-                answer = (None, err)
-        result, error = self._communicator.bcast(answer, root=0)
-        if error is not None:
-            raise error
-        return result  # type: ignore[no-any-return]  # a broadcast carries any type
-
-    def gather(
-        self,
-        function: Callable[[Item], Result],
-        items: Sequence[Item],
-        done: Callable[[Item], None],
-    ) -> list[Result]:
-        """Share the items out in turn; each rank does its own.
-
-        Raises:
-            DataPrepError: on all ranks, what one of them met.
-        """
-        shares = [items[rank :: self.size] for rank in range(self.size)] if self.is_root else None
-        results: list[Result] = []
-        error: DataPrepError | None = None
-        try:
-            for item in self._communicator.scatter(shares, root=0):
-                results.append(function(item))
-                if self.is_root:
-                    done(item)
-        except DataPrepError as err:
-            error = err
-        self._raise_of_any(error)
-        gathered = self._communicator.gather(results, root=0)
-        if not self.is_root:
-            return []
-        return [gathered[number % self.size][number // self.size] for number in range(len(items))]
-
-    def _raise_of_any(self, error: DataPrepError | None) -> None:
-        """Raise the error of the first rank that has one, on all ranks."""
-        errors = [err for err in self._communicator.allgather(error) if err is not None]
-        if errors:
-            raise errors[0]
-
-    def run(
-        self,
-        function: Callable[[Path, Item], None],
-        work: Path,
-        items: Sequence[Item],
-        done: Callable[[Item], None],
-        describe: Callable[[Item], str] = str,
-    ) -> None:
-        """Does items until none is left; an error on any rank ends the others after their item.
-
-        Raises:
-            DataPrepError: on all ranks, what one of them met.
-        """
-        claims = work / CLAIMS_NAME / self.on_root(lambda: uuid.uuid4().hex)
-        self.on_root(lambda: make_folder(claims))
-        told: set[int] = set()
-        error: DataPrepError | None = None
-        try:
-            for number, item in enumerate(items):
-                if (claims / _FAILED).exists():
-                    break
-                if not _create(claims / str(number)):
-                    continue
-                _run_task(function, work, item, describe(item))
-                _create(claims / f"{number}{_DONE}")
-                if self.is_root:
-                    self._tell(claims, items, told, done)
-        except DataPrepError as err:
-            _create(claims / _FAILED)
-            error = err
-        self._raise_of_any(error)
-        if self.is_root:
-            self._tell(claims, items, told, done)
-            shutil.rmtree(claims, ignore_errors=True)
-
-    def _tell(
-        self, claims: Path, items: Sequence[Item], told: set[int], done: Callable[[Item], None]
-    ) -> None:
-        """Tells `done` of the items that any rank has done since it was told last."""
-        finished = {int(path.stem) for path in claims.glob(f"*{_DONE}")}
-        for number in sorted(finished - told):
-            done(items[number])
-        told |= finished
-
-
-def _create(path: Path) -> bool:
-    """Makes an empty file; False where it is there already.
-
-    Raises:
-        OutputError: it cannot be made.
-    """
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return False
-    except OSError as err:
-        raise output_error(path, err) from err
-    return True
-
-
 def mpi_size(environ: Mapping[str, str]) -> int:
     """Number of ranks the launcher started; 1 where there is none."""
     return max(int(environ.get(name, "1")) for name in _MPI_SIZES)
@@ -496,4 +352,6 @@ def _mpi_executor(processes: int | None, environ: Mapping[str, str]) -> Executor
             f"{MPI.COMM_WORLD.Get_size()}: it uses another MPI library than mpiexec; start it "
             "with that library's mpiexec."
         )
+    from data_prep.mpi_executor import MpiExecutor
+
     return MpiExecutor(MPI.COMM_WORLD)

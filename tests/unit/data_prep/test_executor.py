@@ -17,13 +17,13 @@ import pytest
 from data_prep.errors import DataPrepError, InputError, UsageError
 from data_prep.executor import (
     CLAIMS_NAME,
-    MpiExecutor,
     ProcessExecutor,
     SerialExecutor,
     make_executor,
     mpi_size,
     was_running,
 )
+from data_prep.mpi_executor import MpiExecutor
 
 
 def touch(work: Path, item: int) -> None:

@@ -268,7 +268,8 @@ def test_a_damaged_work_folder_is_said_with_the_way_out(
         prepare(tmp_path / "D", executor=StoppingExecutor(1))  # after the map stage
     path = tmp_path / "D" / "work" / damaged
     path.write_bytes(b"")
-    with pytest.raises(DataError, match=r"is damaged: remove .*work.* and run the command again"):
+    work = tmp_path / "D" / "work"
+    with pytest.raises(DataError, match=rf"is damaged: remove {work} and run the command again"):
         prepare(tmp_path / "D")
 
 
