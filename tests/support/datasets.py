@@ -11,6 +11,7 @@ from data_prep.format import Block, select_rows
 from data_prep.manifest import (
     MANIFEST_NAME,
     VOCABULARY_NAME,
+    InputSummary,
     Manifest,
     ShardEntry,
     Totals,
@@ -136,7 +137,7 @@ def make_dataset(
             strip_accents=True,
         ),
         parameters={"seed": seed, "masking": "token" if is_masked else "none"},
-        inputs=(),
+        inputs=InputSummary(0, 0, "0" * 64, ()),
         train_shards=shards["train"],
         valid_shards=shards["valid"],
         train_totals=totals["train"],

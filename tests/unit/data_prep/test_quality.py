@@ -14,6 +14,7 @@ import pytest
 
 from data_prep.errors import InputError
 from data_prep.manifest import (
+    InputSummary,
     Manifest,
     SplitSource,
     TextFacts,
@@ -41,7 +42,7 @@ SOUND = Manifest(
         "pairs": "next_sentence",
         "random_next": "google",
     },
-    inputs=(),
+    inputs=InputSummary(0, 0, "0" * 64, ()),
     train_shards=(),
     valid_shards=(),
     train_totals=Totals(rows=ROWS, tokens=ROWS * 120, label_1=5500, unknown=900, repeated_rows=110),
