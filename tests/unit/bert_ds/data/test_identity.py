@@ -99,7 +99,7 @@ def test_processes_that_share_the_look_look_at_every_shard_once(
 
 
 def test_shards_that_change_places_during_training_end_it_with_their_names(data: Path) -> None:
-    batch = plan_batch({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 8}, 1, "p")
+    batch = plan_batch(8, 8, 1, "p")
     stream = TrainStream(StreamSpec(data, open_dataset(data), 5, batch, 0))
     updates = stream.updates(0)
     next(updates)
