@@ -19,7 +19,7 @@ UV_ARGS ?=
 PYTEST_ARGS ?=
 # Tests at a time; many start two or more processes of their own.
 TEST_JOBS ?= 2
-# Python of the environment at the lower bounds: the oldest one, which has wheels of all of them.
+# Python at the lower bounds: the oldest one. Where it is not found uv downloads it; or give a path.
 LOWEST_PYTHON ?= 3.10
 NEWEST_PYTHON ?= $(PYTHON)
 
