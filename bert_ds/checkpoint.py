@@ -32,6 +32,7 @@ _TEMPORARY = ".incomplete"
 _REPLACED = ".replaced"
 WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+_HEADER_BYTES = 1 << 20  # BERT-large's 398 tensors need 40 KB
 
 
 @dataclass(frozen=True)
@@ -157,11 +158,24 @@ def load_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
     """
     state = load_state(path)
     try:
-        weights = load_file(path / WEIGHTS_FILE)
-        optimizer = load_file(path / OPTIMIZER_FILE) if with_optimizer else {}
+        weights = _load_tensors(path / WEIGHTS_FILE)
+        optimizer = _load_tensors(path / OPTIMIZER_FILE) if with_optimizer else {}
     except (OSError, SafetensorError) as err:
         raise CheckpointError(f"cannot read the tensors of {path}: {err}") from err
     return Checkpoint(path, state, weights, optimizer)
+
+
+def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a file of tensors without holding the interpreter's lock while the disk answers.
+
+    A thread that needs the lock says that this rank lives (`bert_ds.peers`). safetensors holds it
+    while it opens the file and reads the header, so both are asked for before. It maps the rest
+    (`backend="pread"` would read it under the lock): that is read as tensors are copied, which
+    torch does without the lock.
+    """
+    with path.open("rb") as file:
+        file.read(_HEADER_BYTES)
+    return load_file(path)
 
 
 def load_state(path: Path) -> CheckpointState:

@@ -147,9 +147,7 @@ class Peers:
             with contextlib.suppress(RuntimeError):  # its host is gone, as all will see
                 self._store.compare_set(key, "", value)
 
-        writer = threading.Thread(target=write, name="peers_write", daemon=True)
-        writer.start()
-        writer.join(timeout=_TO_WRITE_S)
+        _within(_TO_WRITE_S, write)
 
     @staticmethod
     def is_broken_collective(err: Exception) -> bool:
@@ -238,11 +236,24 @@ class Peers:
             return  # all have come to the end meanwhile, rank 0 first
         is_told_here = failure.is_told and failure.host == self._own_host
         speaks = self._world.is_main or (failure.rank == 0 and self._world.local_rank == 0)
-        if speaks and not is_told_here:
-            sys.stderr.write(f"{failure.as_text}\n")
-        sys.stderr.flush()
-        sys.stdout.flush()
+        text = f"{failure.as_text}\n" if speaks and not is_told_here else ""
+        _within(_TO_WRITE_S, lambda: _show(text))
         self._end(failure.exit_code)
+
+
+def _within(seconds: float, action: Callable[[], None]) -> None:
+    """Run an action that may block for ever; return after `seconds` at the latest."""
+    thread = threading.Thread(target=action, name="peers_action", daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
+
+
+def _show(text: str) -> None:
+    """Write to the screen. It may be gone (a closed pipe), or take nothing (a full one)."""
+    for stream, own in ((sys.stderr, text), (sys.stdout, "")):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a closed file
+            stream.write(own)
+            stream.flush()
 
 
 def give_sign(store: Store, rank: int, number: int) -> None:

@@ -11,7 +11,9 @@ Source: Unicode 17, PropList.txt (Sentence_Terminal) and SentenceBreakProperty.t
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -21,6 +23,8 @@ from data_prep.errors import UsageError
 OWN_RULES = ("rules", "lines")
 PACKAGES = ("blingfire", "nupunkt", "sentencex")
 """Packages that can cut paragraphs instead of the rules; see the extra `sentences`."""
+_OLDEST_PYTHON = {"nupunkt": (3, 11)}
+"""The oldest Python of a package that does not take all that bert_ds takes."""
 
 
 def _characters(codes: str) -> str:
@@ -125,11 +129,20 @@ def splitter(rule: str) -> Callable[[str], list[str]]:
     try:
         cut = _MAKERS[package](language)
     except ImportError as err:
-        raise UsageError(
-            f"--sentences {package} needs the package {package} ({err}): pip install {package}, or "
-            "take --sentences rules."
-        ) from err
+        raise UsageError(f"--sentences {package} needs {_how_to_install(package, err)}.") from err
     return lambda paragraph: clean_parts(cut(paragraph))
+
+
+def _how_to_install(package: str, err: ImportError) -> str:
+    """Return what a missing package needs, for an error."""
+    oldest = _OLDEST_PYTHON.get(package, (3, 0))
+    if sys.version_info[:2] < oldest:
+        return (
+            f"Python {oldest[0]}.{oldest[1]} or later, as the package {package} does, and this is "
+            f"Python {platform.python_version()}: make an environment with a later Python, or take "
+            "--sentences rules"
+        )
+    return f"the package {package} ({err}): pip install {package}, or take --sentences rules"
 
 
 def _blingfire(_: str) -> Callable[[str], list[str]]:

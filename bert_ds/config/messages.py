@@ -69,6 +69,7 @@ def _kinds(model: type[BaseModel]) -> tuple[Any, ...]:
 
 
 def _models_within(annotation: Any) -> set[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    is_generic = typing.get_origin(annotation) is not None  # tuple[X, ...] is a type in Python 3.10
+    if isinstance(annotation, type) and not is_generic and issubclass(annotation, BaseModel):
         return {annotation}
     return {m for argument in typing.get_args(annotation) for m in _models_within(argument)}

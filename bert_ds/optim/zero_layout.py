@@ -1,6 +1,6 @@
 """The one reader of DeepSpeed's private attributes: which element lies where under ZeRO 1, 2, 3.
 
-None of what is read here is documented. It was found alike in DeepSpeed 0.16.0 to 0.19.8, the
+None of what is read here is documented. It was found alike in DeepSpeed 0.17.6 to 0.19.8, the
 versions that `pyproject.toml` allows; another version is refused, every reading is checked against
 the model's own weights, and what is not understood is an error, never a guess.
 
@@ -33,7 +33,7 @@ from bert_ds.optim.layout import (
     fragments_within,
 )
 
-TESTED_VERSIONS = ("0.16.0", "0.19.8")
+TESTED_VERSIONS = ("0.17.6", "0.19.8")
 """Oldest and newest DeepSpeed that this module is known to read rightly; pyproject.toml's range."""
 
 _STAGE_1_2 = "DeepSpeedZeroOptimizer"

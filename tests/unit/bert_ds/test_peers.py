@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -101,6 +103,30 @@ def test_on_its_own_host_a_failure_is_not_told_again(make, capsys) -> None:
     second.tell("it has said so", exit_code=1)
     assert first_ended.event.wait(10)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("screen", ["full", "gone"])
+def test_a_screen_that_takes_nothing_does_not_keep_a_rank_from_ending(
+    make, screen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under `| less`, and under a `| tee` that a Ctrl-C has ended."""
+    monkeypatch.setattr(module, "_TO_WRITE_S", 0.5)
+    reading, writing = os.pipe()
+    if screen == "full":
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(4096))
+        os.set_blocking(writing, True)
+    else:
+        os.close(reading)
+    monkeypatch.setattr(module.sys, "stderr", os.fdopen(writing, "w", closefd=False))
+    (first, ended), (second, _) = make(["a", "b"])
+    first.watch(heartbeat_s=30)
+    second.tell("the cause", exit_code=3)
+    assert ended.event.wait(30)
+    assert ended.code == 3
+    os.close(reading if screen == "full" else writing)
 
 
 def test_the_first_failure_counts(make, capsys) -> None:

@@ -284,7 +284,17 @@ def test_equal_texts_have_equal_hashes_and_the_key_counts(vocabulary: Vocabulary
     assert not set(one) & set(other)
 
 
-@pytest.mark.parametrize("package", ["blingfire", "nupunkt", "sentencex:en"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "blingfire",
+        pytest.param(
+            "nupunkt",
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="nupunkt needs 3.11"),
+        ),
+        "sentencex:en",
+    ],
+)
 def test_packages_cut_sentences_in_both_ways(vocabulary: Vocabulary, package: str) -> None:
     encoder = TextEncoder(vocabulary, package)
     text = "Able men afford it. An entry is re-opened! (Is it?)\nYes.\n\nUn able un."

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from data_prep import sentences
 from data_prep.dataset import read_split
 from data_prep.errors import UsageError
 from data_prep.executor import SerialExecutor
@@ -180,14 +183,20 @@ def test_unknown_ways_to_cut_sentences_are_refused(rule: str) -> None:
         check_options(ShardOptions((128,), (20,), sentences=rule))
 
 
-def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    from data_prep.sentences import splitter
-
-    splitter.cache_clear()
+@pytest.mark.parametrize(
+    ("python", "expected"),
+    [
+        ((3, 11), r"needs the package nupunkt \(.+\): pip install nupunkt, or take"),
+        ((3, 10), r"needs Python 3\.11 or later, .* this is Python \d.*, or take"),
+    ],
+)
+def test_a_package_that_is_not_installed_is_named(
+    python: tuple[int, int], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentences.splitter.cache_clear()
     monkeypatch.setitem(sys.modules, "nupunkt", None)
-    with pytest.raises(UsageError, match="pip install nupunkt"):
+    monkeypatch.setattr(sentences, "sys", SimpleNamespace(version_info=python))
+    with pytest.raises(UsageError, match=rf"--sentences nupunkt {expected} --sentences rules\.$"):
         check_options(ShardOptions((128,), (20,), sentences="nupunkt"))
 
 
