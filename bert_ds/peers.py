@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ import torch.distributed as torch_dist
 from torch._C._distributed_c10d import Store  # torch.distributed's, with types
 
 from bert_ds.world import World
+from data_prep.screen import show_last_words, within
 
 _BEAT_S = 1.0
 _TICK_S = 0.5
@@ -147,7 +147,7 @@ class Peers:
             with contextlib.suppress(RuntimeError):  # its host is gone, as all will see
                 self._store.compare_set(key, "", value)
 
-        _within(_TO_WRITE_S, write)
+        within(_TO_WRITE_S, write)
 
     @staticmethod
     def is_broken_collective(err: Exception) -> bool:
@@ -237,23 +237,8 @@ class Peers:
         is_told_here = failure.is_told and failure.host == self._own_host
         speaks = self._world.is_main or (failure.rank == 0 and self._world.local_rank == 0)
         text = f"{failure.as_text}\n" if speaks and not is_told_here else ""
-        _within(_TO_WRITE_S, lambda: _show(text))
+        within(_TO_WRITE_S, lambda: show_last_words(text))
         self._end(failure.exit_code)
-
-
-def _within(seconds: float, action: Callable[[], None]) -> None:
-    """Run an action that may block for ever; return after `seconds` at the latest."""
-    thread = threading.Thread(target=action, name="peers_action", daemon=True)
-    thread.start()
-    thread.join(timeout=seconds)
-
-
-def _show(text: str) -> None:
-    """Write to the screen. It may be gone (a closed pipe), or take nothing (a full one)."""
-    for stream, own in ((sys.stderr, text), (sys.stdout, "")):
-        with contextlib.suppress(OSError, ValueError):  # ValueError: a closed file
-            stream.write(own)
-            stream.flush()
 
 
 def give_sign(store: Store, rank: int, number: int) -> None:

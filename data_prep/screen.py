@@ -12,7 +12,8 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO, cast
 
 _GONE = (errno.EPIPE, errno.EIO)
@@ -82,6 +83,24 @@ def lasting_screen() -> Iterator[None]:
         for stream in lasting:
             stream.flush()
         sys.stdout, sys.stderr = former
+
+
+def within(seconds: float, action: Callable[[], None]) -> None:
+    """Run an action that may block for ever; return after `seconds` at the latest."""
+    thread = threading.Thread(target=action, name="within", daemon=True)
+    thread.start()
+    thread.join(timeout=seconds)
+
+
+def show_last_words(text: str) -> None:
+    """Write the message of a process that ends, and what is pending, wherever that is possible.
+
+    Writing to a pipe that is full and that nobody reads blocks: call it by `within`.
+    """
+    for stream, own in ((sys.stderr, text), (sys.stdout, "")):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: a closed file
+            stream.write(own)
+            stream.flush()
 
 
 def write_to_screen(line: str) -> None:

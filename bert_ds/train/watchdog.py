@@ -9,13 +9,16 @@ the stack of every thread, and ends the process. Its launcher then ends the othe
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
 
+from data_prep.screen import show_last_words, within
+
 EXIT_CODE = 1
+_SECONDS_TO_WRITE = 5.0
 
 
 class Watchdog:
@@ -55,17 +58,17 @@ class Watchdog:
         while not self._is_over.wait(min(1.0, self._seconds / 10)):
             idle = time.monotonic() - self._since
             if idle > self._seconds:
-                self._tell(idle)
+                within(_SECONDS_TO_WRITE, functools.partial(self._report, idle))
                 self._end(EXIT_CODE)
                 return
 
-    def _tell(self, idle: float) -> None:
-        sys.stderr.write(
+    def _report(self, idle: float) -> None:
+        """Say where this rank stands, with the stack of every thread."""
+        show_last_words(
             f"bert-ds: error ({self._rank}): no progress for {idle:.0f} s, limit "
             f"{self._seconds:g} (watchdog_s); {self._what}. A rank that waits for the others "
             "hangs because of one that does not: look at what that one says, or at the host that "
             "says nothing. Started again, the same command goes on from the last checkpoint. "
             "Where each thread of this rank stands:\n"
         )
-        sys.stderr.flush()
         faulthandler.dump_traceback(all_threads=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -120,7 +121,7 @@ def test_a_screen_that_takes_nothing_does_not_keep_a_rank_from_ending(
         os.set_blocking(writing, True)
     else:
         os.close(reading)
-    monkeypatch.setattr(module.sys, "stderr", os.fdopen(writing, "w", closefd=False))
+    monkeypatch.setattr(sys, "stderr", os.fdopen(writing, "w", closefd=False))
     (first, ended), (second, _) = make(["a", "b"])
     first.watch(heartbeat_s=30)
     second.tell("the cause", exit_code=3)

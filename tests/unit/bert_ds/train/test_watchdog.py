@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -34,6 +36,22 @@ def test_a_hanging_process_ends_with_its_stack() -> None:
     assert "bert-ds: error (rank 3): no progress for" in done.stderr
     assert "limit 0.5 (watchdog_s); phase1, update 7: computing" in done.stderr
     assert "in hang_for_ever" in done.stderr
+
+
+@pytest.mark.parametrize("screen", ["full", "gone"])
+def test_a_hanging_process_ends_also_where_its_message_cannot_be_written(screen: str) -> None:
+    reading, writing = os.pipe()
+    if screen == "full":
+        os.set_blocking(writing, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(1 << 12))
+        os.set_blocking(writing, True)
+    else:
+        os.close(reading)
+    done = subprocess.run([sys.executable, "-c", HANGING], stderr=writing, timeout=60, check=False)
+    assert done.returncode == 1
+    os.close(writing)
 
 
 def test_progress_keeps_it_quiet_and_the_end_ends_it() -> None:
