@@ -256,7 +256,7 @@ def _datasets(hosts: Sequence[HostFacts]) -> list[Finding]:
                 findings.append(Finding("ok", f"dataset {name}", told))
         warned = [warning for host in hosts for warning in host.data_warnings.get(name, ())]
         for subject, measured, fix in dict.fromkeys(warned):
-            findings.append(Finding("warning", f"dataset {name}", f"{subject}: {measured}", fix))
+            findings.append(Finding("warning", f"rows of {name}", f"{subject}: {measured}", fix))
     return findings
 
 

@@ -7,9 +7,11 @@ import pytest
 from bert_ds.config.recipe import PhaseConfig
 from bert_ds.engine import check_precision, import_deepspeed
 from bert_ds.errors import ConfigError
+from tests.support.recipes import tiny_deepspeed
 
 
-def phase_of(**deepspeed: object) -> PhaseConfig:
+def phase_of(**changes: object) -> PhaseConfig:
+    deepspeed = {**tiny_deepspeed(), "zero_optimization": {"stage": 1}, **changes}
     return PhaseConfig.model_validate(
         {
             "name": "phase1",

@@ -195,9 +195,9 @@ def test_shares_that_make_a_dataset_worthless_are_a_warning_once(tmp_path) -> No
     assert facts_from(json.loads(json.dumps(facts.as_dict()))) == facts
     other = replace(facts, host="node2")
     findings = judge([facts, other], {facts.host: 1, "node2": 1}, {}, config)
-    warned = [f for f in findings if f.subject.startswith("dataset") and f.level == "warning"]
+    warned = [f for f in findings if f.subject.startswith("rows of") and f.level == "warning"]
     assert [(f.subject, f.told.partition(" (")[0]) for f in warned] == [
-        ("dataset seq32", "held-out rows: there are none")
+        ("rows of seq32", "held-out rows: there are none")
     ]
     assert "--valid-fraction" in warned[0].way_out
     assert not any(f.level == "error" and f.subject.startswith("dataset") for f in findings)
