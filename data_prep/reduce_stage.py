@@ -196,6 +196,13 @@ def _source(columns: Columns, pairs: Pairs) -> SplitSource:
     )
 
 
+def _is_among(
+    content: npt.NDArray[np.uint64], few: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.bool_]:
+    """Return which hashes are among a few. By sorting: numpy 2.0's table overflows on uint64."""
+    return np.isin(content, few, kind="sort")
+
+
 def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
     """The documents of a group out of all spills, ordered; None where there is none."""
     group = load_group(work, task.split, task.number)
@@ -207,9 +214,9 @@ def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
         for section, columns in zip(sections, read, strict=True):
             content = columns.documents["content"]
             if section.is_valid != (task.split == "valid"):
-                columns = columns.taken(np.flatnonzero(np.isin(content, arriving)))
+                columns = columns.taken(np.flatnonzero(_is_among(content, arriving)))
             elif len(leaving):
-                columns = columns.taken(np.flatnonzero(~np.isin(content, leaving)))
+                columns = columns.taken(np.flatnonzero(~_is_among(content, leaving)))
             if len(columns.documents):
                 parts.append(columns)
     return ordered_documents(joined(parts), plan.options.seed) if parts else None

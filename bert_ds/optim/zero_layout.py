@@ -1,6 +1,6 @@
 """The one reader of DeepSpeed's private attributes: which element lies where under ZeRO 1, 2, 3.
 
-None of what is read here is documented. It was found alike in DeepSpeed 0.17.6 to 0.19.8, the
+None of what is read here is documented. It was found alike in DeepSpeed 0.19.0 to 0.19.8, the
 versions that `pyproject.toml` allows; another version is refused, every reading is checked against
 the model's own weights, and what is not understood is an error, never a guess.
 
@@ -33,7 +33,7 @@ from bert_ds.optim.layout import (
     fragments_within,
 )
 
-TESTED_VERSIONS = ("0.17.6", "0.19.8")
+TESTED_VERSIONS = ("0.19.0", "0.19.8")
 """Oldest and newest DeepSpeed that this module is known to read rightly; pyproject.toml's range."""
 
 _STAGE_1_2 = "DeepSpeedZeroOptimizer"
@@ -101,19 +101,18 @@ def check_version(version: str) -> None:
 
 
 def _with_empty_parameters(layout: ShardLayout, model: nn.Module, kind: str) -> ShardLayout:
-    """Add the trainable parameters without elements, which DeepSpeed leaves out."""
+    """Add the trainable parameters without elements, which lie in no flat buffer."""
     empty = {
         name: parameter.shape
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-        and name not in layout.names
-        and getattr(parameter, "ds_numel", parameter.numel()) == 0
+        if parameter.requires_grad and getattr(parameter, "ds_numel", parameter.numel()) == 0
     }
     if empty and kind == _STAGE_3:
         raise ConfigError(
             f"DeepSpeed's ZeRO stage 3 cannot fetch parameters without elements "
             f"({', '.join(empty)}); remove them, or use stage 1 or 2"
         )
+    assert not empty.keys() & set(layout.names)
     names, shapes = (*layout.names, *empty), (*layout.shapes, *empty.values())
     return ShardLayout(names, shapes, layout.shards, layout.group)
 
@@ -129,7 +128,8 @@ def _read_stage_1_2(zero: Any, names: dict[int, str]) -> ShardLayout:
         flat = zero.bit16_groups_flat[index]
         shard = zero.single_partition_of_fp32_groups[index]
         spans = []
-        for parameter in parameters:
+        held = [parameter for parameter in parameters if parameter.numel()]
+        for parameter in held:
             if parameter.data.untyped_storage().data_ptr() != flat.untyped_storage().data_ptr():
                 raise TrainingError(f"{names[id(parameter)]} does not lie in its flat buffer")
             start = parameter.data.storage_offset() - flat.storage_offset()
@@ -138,7 +138,7 @@ def _read_stage_1_2(zero: Any, names: dict[int, str]) -> ShardLayout:
             shapes.append(parameter.shape)
         begin = torch_dist.get_rank(group) * shard.numel()
         fragments = fragments_within(spans, begin, begin + shard.numel())
-        by_number = {number: p for (number, _, _), p in zip(spans, parameters, strict=True)}
+        by_number = {number: p for (number, _, _), p in zip(spans, held, strict=True)}
         for fragment in fragments:
             whole = by_number[fragment.parameter].data.reshape(-1)
             model_values = whole.narrow(0, fragment.parameter_start, fragment.numel)

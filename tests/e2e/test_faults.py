@@ -186,7 +186,7 @@ def test_a_dry_run_under_supervise_is_no_failure(
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nothing was started (--dry-run)") == 1
     assert "supervise" not in done.stderr
-    assert "error" not in done.stderr
+    assert "bert-ds: error" not in done.stderr
     wrong = run(*command, "--set", "model.hidden_size=17")
     assert wrong.returncode == 2
     assert "the dry run ended with code 2 (see above)" in wrong.stderr

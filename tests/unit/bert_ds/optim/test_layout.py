@@ -56,13 +56,13 @@ def test_an_engine_of_another_kind_is_refused_with_what_to_change() -> None:
         read_layout(FutureOptimizer(), torch.nn.Linear(2, 2))
 
 
-@pytest.mark.parametrize("version", ["0.17.5", "0.19.9", "0.20.0", "1.0.0+cu124"])
+@pytest.mark.parametrize("version", ["0.18.9", "0.19.9", "0.20.0", "1.0.0+cu124"])
 def test_a_deepspeed_outside_the_tested_range_is_refused_with_the_way_out(version: str) -> None:
-    with pytest.raises(ConfigError, match=rf"0\.17\.6 to 0\.19\.8, and {re.escape(version)} is"):
+    with pytest.raises(ConfigError, match=rf"0\.19\.0 to 0\.19\.8, and {re.escape(version)} is"):
         check_version(version)
 
 
-@pytest.mark.parametrize("version", ["0.17.6", "0.19.8", "0.19.8+cu124", "0.18.2"])
+@pytest.mark.parametrize("version", ["0.19.0", "0.19.8", "0.19.8+cu124", "0.19.4"])
 def test_a_deepspeed_of_the_tested_range_is_taken(version: str) -> None:
     check_version(version)
 
@@ -81,7 +81,7 @@ def test_binding_reads_the_installed_version(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("kind", ["DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"])
 def test_a_renamed_attribute_is_told_with_the_versions_that_have_it(kind: str) -> None:
     renamed = type(kind, (SimpleNamespace,), {})(real_dp_process_group=[None])
-    with pytest.raises(TrainingError, match=r"known from 0\.17\.6 to 0\.19\.8 \(AttributeError"):
+    with pytest.raises(TrainingError, match=r"known from 0\.19\.0 to 0\.19\.8 \(AttributeError"):
         read_layout(renamed, torch.nn.Linear(2, 2))
 
 
