@@ -112,7 +112,7 @@ class MpiExecutor:
         """
         claims = work / CLAIMS_NAME / self.on_root(lambda: uuid.uuid4().hex)
         self.on_root(lambda: make_folder(claims))
-        told: set[int] = set()
+        reported: set[int] = set()
         error: DataPrepError | None = None
         try:
             for number, item in enumerate(items):
@@ -123,23 +123,23 @@ class MpiExecutor:
                 run_task(function, work, item, describe(item))
                 _create(claims / f"{number}{_DONE}")
                 if self.is_root:
-                    self._tell(claims, items, told, done)
+                    self._report(claims, items, reported, done)
         except DataPrepError as err:
             _create(claims / _FAILED)
             error = err
         self._raise_of_any(error)
         if self.is_root:
-            self._tell(claims, items, told, done)
+            self._report(claims, items, reported, done)
             shutil.rmtree(claims, ignore_errors=True)
 
-    def _tell(
-        self, claims: Path, items: Sequence[Item], told: set[int], done: Callable[[Item], None]
+    def _report(
+        self, claims: Path, items: Sequence[Item], reported: set[int], done: Callable[[Item], None]
     ) -> None:
-        """Tells `done` of the items that any rank has done since it was told last."""
+        """Call `done` for the items that any rank has done since the last report."""
         finished = {int(path.stem) for path in claims.glob(f"*{_DONE}")}
-        for number in sorted(finished - told):
+        for number in sorted(finished - reported):
             done(items[number])
-        told |= finished
+        reported |= finished
 
 
 def _create(path: Path) -> bool:

@@ -40,19 +40,19 @@ def _is_short(value: Any) -> bool:
 
 
 def _locate(location: Sequence[Any], model: type[BaseModel]) -> tuple[str, set[str]]:
-    """Pydantic's location as a `--set` path, and the keys that are known beside its last part.
+    """Return pydantic's location as a `--set` path, and the known keys next to its last part.
 
     Where a union is told apart by `kind`, pydantic puts the kind into the location: it narrows the
     models that the keys may come from, and is no part of the path.
     """
-    models, beside, path = {model}, {model}, []
+    models, siblings, path = {model}, {model}, []
     for part in location:
         of_kind = {m for m in models if "kind" in m.model_fields and part in _kinds(m)}
         if of_kind:
             models = of_kind
             continue
         path.append(str(part))
-        beside = models
+        siblings = models
         if isinstance(part, str):
             models = {
                 inner
@@ -60,7 +60,7 @@ def _locate(location: Sequence[Any], model: type[BaseModel]) -> tuple[str, set[s
                 if part in candidate.model_fields
                 for inner in _models_within(candidate.model_fields[part].annotation)
             }
-    known = {name for candidate in beside for name in candidate.model_fields}
+    known = {name for candidate in siblings for name in candidate.model_fields}
     return ".".join(path) or model.__name__, known
 
 

@@ -66,7 +66,7 @@ def release_memory(device: torch.device) -> None:
 
     An engine, its model and the hooks between them refer to each other in circles, and training
     makes too few new objects for Python to collect them by itself: weights, masters, moments and
-    gradients of one phase would stay beside those of the next.
+    gradients of one phase would stay in memory next to those of the next.
     """
     gc.collect()
     if device.type == "cuda":

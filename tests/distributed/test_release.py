@@ -39,9 +39,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def held_by(parts: setup.PhaseSetup) -> Iterator[tuple[str, Any]]:
+def held_by(engine: Any) -> Iterator[tuple[str, Any]]:
     """A phase's engine, optimizer, model, weights, masters and moments, and DeepSpeed's objects."""
-    engine = parts.engine
     yield "engine", engine
     yield "DeepSpeed's engine", engine._engine
     yield "DeepSpeed's optimizer", engine._engine.optimizer
@@ -83,8 +82,7 @@ def watch_training(held: Held) -> None:
         try:
             return train(self)
         finally:
-            parts = setup.PhaseSetup(self._engine, *[None] * 3)  # type: ignore[arg-type]
-            for name, thing in held_by(parts):
+            for name, thing in held_by(self._engine):
                 held.keep(name, thing)
 
     def loaded(path: Path) -> Any:
@@ -97,8 +95,8 @@ def watch_training(held: Held) -> None:
         held.look()
         return evaluate(*arguments)
 
-    setup.build_phase, loop.Loop.train = built, trained  # type: ignore[method-assign]
-    phase.load_checkpoint, pretrain.evaluate_held_out = loaded, evaluated  # type: ignore[assignment]
+    setup.build_phase, loop.Loop.train = built, trained
+    phase.load_checkpoint, pretrain.evaluate_held_out = loaded, evaluated
 
 
 def pretrain_and_watch(world: World, place: Path, run: Path, settings: list[str]) -> Any:

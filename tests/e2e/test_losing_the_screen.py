@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def test_a_run_whose_output_nobody_reads_any_more_trains_to_its_end(
     assert summary_of(output)["status"] == "complete"
 
 
-def start_with_tee(command: list[str], folder: Path):  # type: ignore[no-untyped-def]
+def start_with_tee(command: list[str], folder: Path) -> subprocess.Popen[str]:
     """As a person does: `COMMAND 2>&1 | tee log`; ends with the code of COMMAND."""
     script = (
         f"trap : INT\n{shlex.join(command)} 2>&1 | tee {shlex.quote(str(folder / 'log'))}\n"
@@ -47,7 +48,7 @@ def start_with_tee(command: list[str], folder: Path):  # type: ignore[no-untyped
 ENDLESS = ("phases.0.total_steps=100000", "checkpoint.every_steps=100000")
 
 
-def interrupt_and_wait(process, output: Path) -> int:  # type: ignore[no-untyped-def]
+def interrupt_and_wait(process: subprocess.Popen[str], output: Path) -> int:
     """Press Ctrl-C twice, quickly: it goes to the launcher, its ranks and tee."""
     wait_until(lambda: num_rows(output) >= 10, process)
     for _ in range(2):

@@ -41,7 +41,7 @@ def test_a_write_that_fails_is_dropped(make: Callable[[], TextIO]) -> None:
         print("lost", file=stream, flush=True)
     lasting = LastingStream(stream)
     for _ in range(2):
-        print("lost, too", file=lasting, flush=True)  # type: ignore[call-overload]
+        print("lost, too", file=lasting, flush=True)
         lasting.writelines(["one\n", "two\n"])
     try:
         stream.close()
