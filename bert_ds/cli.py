@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bert_ds import __version__
+from bert_ds.distributed.world import World, world_from_environment
 from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, ConfigError, LaunchError, PeerError, StopRequested
-from bert_ds.world import World, world_from_environment
-from data_prep.screen import lasting_screen
+from data_prep.contract.screen import lasting_screen
 
 if TYPE_CHECKING:
-    from bert_ds.peers import Peers
+    from bert_ds.distributed.heartbeat import Peers
 
 _SECONDS_FOR_ANOTHER_RANK_TO_TELL = 10.0
 _TRAINING = ("pretrain", "supervise")
@@ -403,16 +403,16 @@ def _run(arguments: argparse.Namespace, command_line: list[str], world: World) -
 
         bench.run(arguments, world)
     else:
-        from bert_ds.commands import trained
+        from bert_ds.commands import inference
 
         if arguments.command == "evaluate":
-            trained.evaluate(arguments, world)
+            inference.evaluate(arguments, world)
         elif arguments.command == "fill-mask":
-            trained.fill_mask(arguments)
+            inference.fill_mask(arguments)
         elif arguments.command == "import-hf":
-            trained.import_hf(arguments)
+            inference.import_hf(arguments)
         else:
-            trained.export_hf(arguments)
+            inference.export_hf(arguments)
 
 
 def _start_logging(world: World) -> None:
@@ -448,7 +448,7 @@ def _let_others_know(message: str, exit_code: int, world: World) -> None:
     if peers is not None:
         peers.tell(message, exit_code)
     elif world.local_world_size < world.world_size:
-        from bert_ds.rendezvous import tell_before_meeting
+        from bert_ds.distributed.rendezvous import tell_before_meeting
 
         tell_before_meeting(world, message, exit_code)
 
@@ -462,7 +462,7 @@ def _leave_the_word_to_the_rank_that_failed(err: Exception) -> None:
 
 def _peers() -> Peers | None:
     """The other ranks, where this one has met them; without importing torch."""
-    module = sys.modules.get("bert_ds.peers")
+    module = sys.modules.get("bert_ds.distributed.heartbeat")
     return module.current() if module is not None else None
 
 

@@ -21,12 +21,12 @@ import torch
 
 from bert_ds.batch import Batch
 from bert_ds.config.recipe import PhaseConfig
+from bert_ds.distributed.world import World
 from bert_ds.errors import ConfigError, DivergedError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.optim.lamb import Lamb, LastNorms
 from bert_ds.optim.overflow import OverflowWatch
 from bert_ds.optim.zero_layout import read_layout
-from bert_ds.world import World
 
 _SCALER_KEYS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 

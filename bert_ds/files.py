@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_ds.errors import BertDsError
+from data_prep.contract.storage import replaced_file, sync
 
 
 def read_json_object(path: Path, error: type[BertDsError]) -> dict[str, Any]:
@@ -38,14 +39,9 @@ def read_json_object(path: Path, error: type[BertDsError]) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file: temporary file beside it, sync, rename, sync of the folder."""
-    temporary = path.with_name(f".{path.name}.incomplete")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync(path.parent)
+    """Replace a file: temporary file next to it, sync, rename, sync of the folder."""
+    with replaced_file(path) as file:
+        file.write(text.encode())
 
 
 def share(path: Path) -> None:
@@ -53,15 +49,6 @@ def share(path: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)
-
-
-def sync(path: Path) -> None:
-    """Make a file's content, or the renames within a folder, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import hashlib
 
+from data_prep.contract.randomness import keyed_hash
+
 
 def keyed_bits(*key: int | str, bits: int = 128) -> int:
-    """`bits` bits (a multiple of 8) that are a function of `key` alone, by BLAKE2b."""
-    text = "\x1f".join(str(part) for part in key).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=bits // 8).digest(), "little")
+    """Return `bits` bits (a multiple of 8) that are a function of `key` alone."""
+    return keyed_hash(*key, bits=bits, separator="\x1f")
+
+
+def weight_seed(seed: int, name: str) -> int:
+    """Return the seed of the initial values of a tensor.
+
+    torch's CPU generator takes 32 bits. The hash differs from `keyed_bits` because runs that began
+    with it must begin with the same weights today.
+    """
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
 
 
 def seed_dropout(seed: int, phase_index: int, position: int) -> None:

@@ -13,14 +13,15 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_prep.errors import DataPrepError, UsageError
-from data_prep.screen import lasting_screen
+from data_prep.contract.errors import DataPrepError, UsageError
+from data_prep.contract.screen import lasting_screen
 
 if TYPE_CHECKING:
-    from data_prep.plan import ShardOptions
+    from data_prep.stages.plan import ShardOptions
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -259,9 +260,9 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _vocab(parsed: argparse.Namespace) -> int:
     """`bert-prep vocab`."""
-    from data_prep.inputs import TextFormat
-    from data_prep.vocabulary_job import VocabularyJob, make_vocabulary
-    from data_prep.vocabulary_training import VocabularyOptions
+    from data_prep.pieces.vocabulary_job import VocabularyJob, make_vocabulary
+    from data_prep.pieces.vocabulary_training import VocabularyOptions
+    from data_prep.text.inputs import TextFormat
 
     lowercase = not parsed.cased
     options = VocabularyOptions(
@@ -280,20 +281,23 @@ def _vocab(parsed: argparse.Namespace) -> int:
 
 def _shards(parsed: argparse.Namespace) -> int:
     """`bert-prep shards`."""
-    from data_prep.executor import make_executor
+    from data_prep.running.executor import make_executor
 
     with make_executor(parsed.jobs) as executor:
         # Imported while the workers of the executor do the same.
-        from data_prep.files import write_json
-        from data_prep.prepare import prepare_shards
-        from data_prep.timings import StageClock
-        from data_prep.vocabulary_job import vocabulary_with_casing
-        from data_prep.work_folder import Preparation
+        from data_prep.inspect.recipes import read_phases
+        from data_prep.inspect.stats import log_result
+        from data_prep.pieces.vocabulary_job import vocabulary_with_casing
+        from data_prep.running.files import write_json
+        from data_prep.running.timings import StageClock
+        from data_prep.stages.prepare import prepare_shards
+        from data_prep.stages.work_folder import Preparation
 
         clock = StageClock()
         if not executor.is_root:
             logging.getLogger().setLevel(logging.ERROR)
         try:
+            phases = read_phases(parsed.recipe)
             preparation = Preparation(
                 inputs=parsed.input,
                 vocabulary_path=str(parsed.vocab),
@@ -302,9 +306,8 @@ def _shards(parsed: argparse.Namespace) -> int:
                 options=_shard_options(parsed),
                 weights=parsed.weights,
                 clock=clock,
-                recipe=parsed.recipe,
             )
-            folders = prepare_shards(preparation, executor)
+            folders = prepare_shards(preparation, executor, partial(log_result, phases=phases))
         except DataPrepError as err:
             if executor.is_root:
                 raise
@@ -318,8 +321,8 @@ def _shards(parsed: argparse.Namespace) -> int:
 
 def _shard_options(parsed: argparse.Namespace) -> ShardOptions:
     """The parameters of a preparation; UsageError where they do not fit each other."""
-    from data_prep.masking import default_max_predictions
-    from data_prep.plan import ShardOptions
+    from data_prep.contract.masking import default_max_predictions
+    from data_prep.stages.plan import ShardOptions
 
     lengths = tuple(parsed.sequence_length)
     predictions = tuple(parsed.max_predictions or map(default_max_predictions, lengths))
@@ -349,9 +352,9 @@ def _shard_options(parsed: argparse.Namespace) -> ShardOptions:
 
 def _verify(parsed: argparse.Namespace) -> int:
     """`bert-prep verify`."""
-    from data_prep.manifest import SPLITS, load_manifest
-    from data_prep.progress import Progress
-    from data_prep.verify import verify_folder
+    from data_prep.contract.manifest import SPLITS, load_manifest
+    from data_prep.inspect.verify import verify_folder
+    from data_prep.running.progress import Progress
 
     manifest = load_manifest(parsed.folder)
     shards = [shard for split in SPLITS for shard in manifest.shards(split)]
@@ -364,7 +367,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 def _show(parsed: argparse.Namespace) -> int:
     """`bert-prep show`."""
-    from data_prep.show import show_rows
+    from data_prep.inspect.show import show_rows
 
     if parsed.rows < 1:
         raise UsageError(f"--rows {parsed.rows}: must be at least 1.")
@@ -376,8 +379,8 @@ def _show(parsed: argparse.Namespace) -> int:
 
 def _stats(parsed: argparse.Namespace) -> int:
     """`bert-prep stats`."""
-    from data_prep.stats import describe_folder
-    from data_prep.stats_plot import check_picture, draw_folder
+    from data_prep.inspect.stats import describe_folder
+    from data_prep.inspect.stats_plot import check_picture, draw_folder
 
     if parsed.plot:
         check_picture(parsed.plot)
@@ -391,8 +394,8 @@ def _stats(parsed: argparse.Namespace) -> int:
 
 def _bench(parsed: argparse.Namespace) -> int:
     """`bert-prep bench`."""
-    from data_prep.bench import BenchOptions, run_bench
-    from data_prep.bench_files import run_files_bench
+    from data_prep.bench.many_files import run_files_bench
+    from data_prep.bench.throughput import BenchOptions, run_bench
 
     options = BenchOptions(
         inputs=parsed.inputs,

@@ -17,21 +17,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from bert_ds.checkpoint import (
-    CheckpointState,
-    check_files,
-    load_checkpoint,
-    load_weights,
-    save_checkpoint,
-)
+from bert_ds.checkpoint.content import CheckpointState, check_files, load_checkpoint, load_weights
+from bert_ds.checkpoint.store import save_checkpoint
+from bert_ds.checkpoint.writer import tensors_of
 from bert_ds.config.recipe import RunConfig
-from bert_ds.dist import init_process_group, shutdown
+from bert_ds.distributed.communicator import init_process_group, shutdown
+from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim.state import MOMENTS, load_optimizer_tensors
 from bert_ds.train import setup
-from bert_ds.train.writer import tensors_of
-from bert_ds.world import World
 
 T = TypeVar("T")
 

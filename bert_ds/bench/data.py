@@ -23,15 +23,15 @@ from typing import Any
 
 from bert_ds.config.batch import BatchPlan
 from bert_ds.data.collate import collate, pack
-from bert_ds.data.gather import cut_rows
 from bert_ds.data.masks import is_left_to_the_reader
 from bert_ds.data.processes import ReaderProcesses
 from bert_ds.data.reader import open_dataset
+from bert_ds.data.row_copy import cut_rows
 from bert_ds.data.rows import RowStream, StreamSpec, UpdateRows
 from bert_ds.errors import DataError
-from data_prep.format import Block
-from data_prep.manifest import Manifest
-from data_prep.masking import MaskingKind
+from data_prep.contract.format import Block
+from data_prep.contract.manifest import Manifest
+from data_prep.contract.masking import MaskingKind
 
 UPDATE_ROWS = 1024
 """Rows of an update that fall to one rank."""

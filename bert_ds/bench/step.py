@@ -30,18 +30,18 @@ from bert_ds.batch import Batch, PretrainingBatch
 from bert_ds.config.batch import BatchPlan
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig, RunConfig
 from bert_ds.data.collate import lay_out
-from bert_ds.data.gather import cut_rows
 from bert_ds.data.layout import micro_batches
+from bert_ds.data.row_copy import cut_rows
 from bert_ds.data.rows import RowStream, StreamSpec
-from bert_ds.dist import init_process_group, shutdown
+from bert_ds.distributed.communicator import init_process_group, shutdown
+from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.metrics.flops import pretraining_flops
 from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.model.execution import check_execution, prepare_process
 from bert_ds.train import setup
-from bert_ds.world import World
-from data_prep.format import Block, concatenate_blocks, select_rows
+from data_prep.contract.format import Block, concatenate_blocks, select_rows
 
 OURS = "bert_ds"
 THEIRS = "transformers"

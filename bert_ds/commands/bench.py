@@ -12,9 +12,9 @@ import torch
 from bert_ds.bench import checkpoint, data, exactness, exactness_plot, optimizer, step
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import ExecutionConfig, RunConfig
+from bert_ds.distributed.world import World
 from bert_ds.errors import ConfigError
 from bert_ds.train.setup import select_device
-from bert_ds.world import World
 
 
 def run(arguments: argparse.Namespace, world: World) -> None:

@@ -13,18 +13,18 @@ import torch.distributed as torch_dist
 
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
-from bert_ds.dist import init_process_group, shutdown
+from bert_ds.distributed.communicator import init_process_group, shutdown
+from bert_ds.distributed.world import World
 from bert_ds.doctor import hosts as over_ssh
 from bert_ds.doctor.exchange import measure
-from bert_ds.doctor.facts import HostFacts, Wanted, facts_from, look_at_this_host
 from bert_ds.doctor.findings import Finding, as_json, as_text, has_errors
+from bert_ds.doctor.host_facts import HostFacts, Wanted, facts_from, look_at_this_host
 from bert_ds.doctor.hostfile import read_hostfile
 from bert_ds.doctor.judge import judge
-from bert_ds.doctor.token import Token, left_in, token_from
+from bert_ds.doctor.shared_file_probe import Token, left_in, token_from
 from bert_ds.errors import BertDsError, ConfigError
 from bert_ds.plan import plan_run
 from bert_ds.train.setup import select_device
-from bert_ds.world import World
 
 
 class NotReadyError(BertDsError):

@@ -17,11 +17,12 @@ import torch
 
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
-from bert_ds.dist import Communicator, init_process_group, shutdown
+from bert_ds.distributed.communicator import Communicator, init_process_group, shutdown
+from bert_ds.distributed.heartbeat import current
+from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
 from bert_ds.errors import StopRequested, TrainingError, as_wrong_settings
 from bert_ds.model.execution import check_execution, prepare_process
-from bert_ds.peers import current
 from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, plan_run, scaled
 from bert_ds.train import setup
 from bert_ds.train.pretrain import run_pretraining
@@ -29,9 +30,8 @@ from bert_ds.train.run import Run
 from bert_ds.train.run_folder import RunFolder, setting_differences
 from bert_ds.train.stop import StopFlag, launcher_processes
 from bert_ds.train.watchdog import Watchdog
-from bert_ds.world import World
-from data_prep.quality import judge_dataset
-from data_prep.screen import write_to_screen
+from data_prep.contract.quality import judge_dataset
+from data_prep.contract.screen import write_to_screen
 
 log = logging.getLogger(__name__)
 

@@ -24,11 +24,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-from bert_ds.commands.elastic import on_hosts_left, value_of
+from bert_ds.commands.lost_hosts import on_hosts_left, value_of
 from bert_ds.durations import seconds_of
 from bert_ds.errors import BertDsError, CheckpointError, ConfigError, StopRequested
 from bert_ds.files import read_json_object
-from data_prep.screen import write_to_screen
+from data_prep.contract.screen import write_to_screen
 
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 _OF_A_KILLED_PROCESS = re.compile(

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from bert_ds.data.identity import is_shard, shard_fault
 from bert_ds.errors import DataError
-from data_prep.manifest import Manifest, ShardEntry
+from data_prep.contract.manifest import Manifest, ShardEntry
 
 log = logging.getLogger(__name__)
 

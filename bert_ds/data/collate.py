@@ -12,9 +12,9 @@ import torch
 
 from bert_ds.batch import NO_PAIR_LABEL, Batch, PackedBatch, PretrainingBatch
 from bert_ds.config.recipe import BatchLayout
-from bert_ds.data.gather import starts_of
-from data_prep.compiled import compiled
-from data_prep.format import Block, IntArray, UnsignedArray
+from bert_ds.data.row_copy import starts_of
+from data_prep.contract.compiled import compiled
+from data_prep.contract.format import Block, IntArray, UnsignedArray
 
 _LENGTH_MULTIPLE = 8  # tensor cores want multiples of 8; on CPU it costs nothing measurable
 

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bert_ds.errors import DataError
-from data_prep.format import ENDING_BYTES, checksum_of_ending
-from data_prep.manifest import SPLITS, Manifest, ShardEntry
+from data_prep.contract.format import ENDING_BYTES, checksum_of_ending
+from data_prep.contract.manifest import SPLITS, Manifest, ShardEntry
 
 _THREADS = 16  # a parallel file system answers many at a time, each after milliseconds
 

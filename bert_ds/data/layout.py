@@ -13,9 +13,9 @@ import numpy as np
 from bert_ds.batch import Batch
 from bert_ds.config.recipe import BatchLayout
 from bert_ds.data.collate import collate, pack
-from bert_ds.data.gather import Window, cut_rows, take_rows
-from data_prep.compiled import compiled
-from data_prep.format import Block, IntArray
+from bert_ds.data.row_copy import Window, cut_rows, take_rows
+from data_prep.contract.compiled import compiled
+from data_prep.contract.format import Block, IntArray
 
 
 def micro_batches(

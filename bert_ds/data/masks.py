@@ -17,12 +17,12 @@ import numpy as np
 
 from bert_ds.data.order import IndexArray
 from bert_ds.errors import DataError
-from data_prep.errors import DataPrepError
-from data_prep.format import Block, count_dtype, position_dtype
-from data_prep.manifest import VOCABULARY_NAME, Manifest
-from data_prep.masking import MaskingKind, MaskingRules, mask_rows
-from data_prep.randomness import keyed_hash, keyed_words
-from data_prep.wordpiece import load_vocabulary
+from data_prep.contract.errors import DataPrepError
+from data_prep.contract.format import Block, count_dtype, position_dtype
+from data_prep.contract.manifest import VOCABULARY_NAME, Manifest
+from data_prep.contract.masking import MaskingKind, MaskingRules, mask_rows
+from data_prep.contract.randomness import keyed_hash, keyed_words
+from data_prep.contract.wordpiece import load_vocabulary
 
 
 def is_left_to_the_reader(manifest: Manifest) -> bool:

@@ -12,12 +12,12 @@ from collections import OrderedDict
 from pathlib import Path
 
 from bert_ds.data.cache import ShardCache
-from bert_ds.data.gather import Window
 from bert_ds.data.identity import check_shards, is_shard, wrong_shard
+from bert_ds.data.row_copy import Window
 from bert_ds.errors import DataError
-from data_prep.errors import DataPrepError
-from data_prep.format import Block, block_checksum, concatenate_blocks, decode_block
-from data_prep.manifest import BlockEntry, Manifest, ShardEntry, load_manifest
+from data_prep.contract.errors import DataPrepError
+from data_prep.contract.format import Block, block_checksum, concatenate_blocks, decode_block
+from data_prep.contract.manifest import BlockEntry, Manifest, ShardEntry, load_manifest
 
 _NUM_WINDOWS_KEPT = 2
 _NUM_FILES_KEPT = 64  # open at a time; a process may have 1,024

@@ -14,13 +14,13 @@ import numpy as np
 
 from bert_ds.config.batch import BatchPlan
 from bert_ds.data.cache import ShardCache
-from bert_ds.data.gather import take_rows
 from bert_ds.data.masks import DynamicMasks, training_masks
 from bert_ds.data.order import RowOrder
 from bert_ds.data.reader import BlockReader
-from data_prep.format import Block
-from data_prep.manifest import Manifest
-from data_prep.masking import MaskingKind
+from bert_ds.data.row_copy import take_rows
+from data_prep.contract.format import Block
+from data_prep.contract.manifest import Manifest
+from data_prep.contract.masking import MaskingKind
 
 
 @dataclass(frozen=True)

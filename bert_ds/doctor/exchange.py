@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as torch_dist
 
+from bert_ds.distributed.world import World
 from bert_ds.doctor.findings import Finding
-from bert_ds.world import World
 
 _SMALL_ROUNDS = 30
 _LARGE_ROUNDS = 5

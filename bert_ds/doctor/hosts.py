@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 from bert_ds import __version__
 from bert_ds.doctor.exchange import Exchange
-from bert_ds.doctor.facts import HostFacts, facts_from
 from bert_ds.doctor.findings import Finding
+from bert_ds.doctor.host_facts import HostFacts, facts_from
 from bert_ds.doctor.hostfile import AT_ONCE, ssh_command
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from bert_ds.config.recipe import RunConfig
-from bert_ds.doctor.facts import HostFacts
 from bert_ds.doctor.findings import Finding
+from bert_ds.doctor.host_facts import HostFacts
 from bert_ds.plan import num_parameters
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from bert_ds.durations import duration
 from bert_ds.metrics.meter import MetricsRow
-from data_prep.screen import has_a_screen
+from data_prep.contract.screen import has_a_screen
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from data_prep.compiled import compiled
+from data_prep.contract.compiled import compiled
 
 _STEPS = 1 << 16
 _FLOATS = (torch.float32, torch.float64)

@@ -6,12 +6,11 @@ a normal of that standard deviation redrawn outside two of them.
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch import nn
 
 from bert_ds.model.pretraining import BertForPreTraining
+from bert_ds.seeding import weight_seed
 
 CUT = 2.0
 """Where the normal is cut, in standard deviations before the cut."""
@@ -49,6 +48,4 @@ def init_weights(model: BertForPreTraining, seed: int) -> None:
 
 def _generator(seed: int, name: str) -> torch.Generator:
     """A CPU generator that is a function of (seed, name)."""
-    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    # torch's CPU generator is seeded by 32 bits, whatever it is given.
-    return torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:4], "little"))
+    return torch.Generator(device="cpu").manual_seed(weight_seed(seed, name))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from bert_ds.report.figures import Figure, draw_figures
 from bert_ds.report.record import PhaseRecord, RunRecord, as_mapping, number_in, read_run, text_in
 from bert_ds.report.style import CSS
 from bert_ds.report.terminal import layout_of, updates_of
+from data_prep.contract.storage import replaced_file
 
 _PHASE_ROWS: tuple[tuple[str, Callable[[PhaseRecord], str]], ...] = (
     ("Sequence length (tokens)", lambda phase: formats.count(phase.fact("sequence_length"))),
@@ -94,14 +94,10 @@ def escape(text: object) -> str:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replaced_file(path, is_durable=False) as file:
+            file.write(content)
     except OSError as err:
         raise ConfigError(
             f"the report cannot be written to {path} ({err.strerror}); "

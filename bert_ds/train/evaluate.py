@@ -16,8 +16,8 @@ from bert_ds.data.masks import DynamicMasks
 from bert_ds.data.reader import BlockReader
 from bert_ds.errors import DataError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
-from data_prep.format import Block, select_rows
-from data_prep.manifest import Manifest
+from data_prep.contract.format import Block, select_rows
+from data_prep.contract.manifest import Manifest
 
 
 @dataclass(frozen=True)

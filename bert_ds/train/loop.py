@@ -1,6 +1,6 @@
 """The training loop. It takes finished objects and only loops; the wiring is in `setup`.
 
-A sum of a few host integers over the ranks, begun an update ahead (see `bert_ds.train.ahead`),
+A sum of a few host integers over the ranks, begun an update ahead (see `bert_ds.train.counts`),
 tells every rank the global counts (the denominators of the loss) and whether any rank was asked to
 stop. Nothing else is read from the device until the meter is due.
 """
@@ -22,7 +22,7 @@ from bert_ds.metrics.meter import Meter, UpdateRecord
 from bert_ds.metrics.norms import ParameterNorms
 from bert_ds.model import PretrainingOutput
 from bert_ds.seeding import seed_dropout
-from bert_ds.train.ahead import CountedUpdates, Wait
+from bert_ds.train.counts import CountedUpdates, Wait
 from bert_ds.train.state import TrainState
 
 

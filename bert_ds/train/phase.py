@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-from bert_ds.checkpoint import Checkpoint, CheckpointState, load_checkpoint, load_weights
+from bert_ds.checkpoint.content import Checkpoint, CheckpointState, load_checkpoint, load_weights
+from bert_ds.checkpoint.writer import CheckpointWriter, tensors_of
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.data.stream import Prefetcher
-from bert_ds.dist import Communicator
+from bert_ds.distributed.communicator import Communicator
 from bert_ds.durations import duration
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import DivergedError, StopRequested
@@ -29,13 +30,12 @@ from bert_ds.optim import learning_rate_at
 from bert_ds.optim.state import load_optimizer_tensors, optimizer_step
 from bert_ds.train import setup
 from bert_ds.train.evaluate import HeldOutResult, evaluate
-from bert_ds.train.initial import load_init_from
+from bert_ds.train.init_from import load_init_from
 from bert_ds.train.loop import Loop, LoopCalls, LoopSettings, Verdict
 from bert_ds.train.rollback import may_roll_back, roll_back
 from bert_ds.train.run import Run, drop_rows_after, latest_checkpoint
 from bert_ds.train.state import TrainState
 from bert_ds.train.summary import phase_entries
-from bert_ds.train.writer import CheckpointWriter, tensors_of
 
 log = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
-from bert_ds.checkpoint import (
+from bert_ds.checkpoint.content import (
     Checkpoint,
     CheckpointState,
     check_files,
     check_weights_fit,
     load_checkpoint,
-    newest_checkpoint,
 )
+from bert_ds.checkpoint.store import newest_checkpoint
 from bert_ds.errors import CheckpointError, as_wrong_settings
 from bert_ds.model import BertForPreTraining
 from bert_ds.train import setup

@@ -11,13 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bert_ds.checkpoint import (
-    CheckpointState,
-    load_checkpoint,
-    load_state,
-    save_checkpoint,
-    whole_checkpoints,
-)
+from bert_ds.checkpoint.content import CheckpointState, load_checkpoint, load_state
+from bert_ds.checkpoint.store import save_checkpoint, whole_checkpoints
 from bert_ds.config.recipe import DivergenceConfig
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.state import TrainState

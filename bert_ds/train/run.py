@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from bert_ds.checkpoint import CheckpointState
+from bert_ds.checkpoint.content import CheckpointState
 from bert_ds.config.recipe import RunConfig
-from bert_ds.dist import Communicator
+from bert_ds.distributed.communicator import Communicator
+from bert_ds.distributed.world import World
 from bert_ds.metrics.meter import MetricsRow
 from bert_ds.metrics.sinks import keep_rows
 from bert_ds.train import setup
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.stop import StopFlag
 from bert_ds.train.watchdog import Watchdog
-from bert_ds.world import World
 
 
 @dataclass

@@ -5,7 +5,7 @@ vocab.txt       the vocabulary (vocab.json: its settings), so that the model can
 metrics.jsonl   one row an update        tensorboard/   the same as scalars
 evaluations.jsonl   one row an evaluation during training
 stop            made by whoever wants the run to save its state and end; a new start removes it
-checkpoints/    see `bert_ds.checkpoint`
+checkpoints/    see `bert_ds.checkpoint.store`
 summary.json    what has come out so far
 """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import platform
 import zlib
@@ -23,6 +22,7 @@ from bert_ds.data.masks import DynamicMasks, held_out_masks, is_left_to_the_read
 from bert_ds.data.reader import BlockReader, open_dataset
 from bert_ds.data.rows import StreamSpec
 from bert_ds.data.stream import TrainStream
+from bert_ds.distributed.world import World
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.metrics.flops import pretraining_flops
@@ -31,10 +31,10 @@ from bert_ds.metrics.speed import Speed
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.model.execution import apply_execution
 from bert_ds.optim import build_lamb, param_groups
-from bert_ds.train.initial import check_init_from
-from bert_ds.world import World
-from data_prep.manifest import MANIFEST_NAME, VOCABULARY_NAME, Manifest
-from data_prep.masking import MaskingKind
+from bert_ds.train.init_from import check_init_from
+from data_prep.contract.manifest import MANIFEST_NAME, VOCABULARY_NAME, Manifest, dataset_folder
+from data_prep.contract.masking import MaskingKind
+from data_prep.contract.storage import sha256_file
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def files_seen(config: RunConfig, data: Path) -> int:
     seen = []
     for phase in config.phases:
         with contextlib.suppress(OSError):  # what is missing is an error of `open_phase_data`
-            status = os.stat(data / f"seq{phase.sequence_length}" / MANIFEST_NAME)
+            status = os.stat(dataset_folder(data, phase.sequence_length) / MANIFEST_NAME)
             seen.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     return zlib.crc32(repr(seen).encode())
 
@@ -123,7 +123,7 @@ def open_phase_data(
     """
     opened = []
     for phase in config.phases if phases is None else phases:
-        folder = data / f"seq{phase.sequence_length}"
+        folder = dataset_folder(data, phase.sequence_length)
         manifest = open_dataset(folder, part, num_parts)
         _check_fits(config, phase, folder, manifest)
         _check_vocabulary(folder, manifest)
@@ -256,7 +256,7 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
     path = folder / VOCABULARY_NAME
     if not path.is_file():
         raise DataError(f"{path} is missing; restore it or prepare the dataset again")
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    found = sha256_file(path)
     if found != manifest.vocabulary.sha256:
         raise DataError(
             f"{path} has SHA-256 {found[:12]}..., its manifest says "

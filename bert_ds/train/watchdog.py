@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from data_prep.screen import show_last_words, within
+from data_prep.contract.screen import show_last_words, within
 
 EXIT_CODE = 1
 _SECONDS_TO_WRITE = 5.0

@@ -23,13 +23,13 @@ import os
 if os.environ.get("RANK") == "1":
     import threading, time, sys
     def wait():
-        while "bert_ds.rendezvous" not in sys.modules:
+        while "bert_ds.distributed.rendezvous" not in sys.modules:
             time.sleep(0.01)
-        from bert_ds import rendezvous
+        from bert_ds.distributed import rendezvous
         rendezvous.choose_interface = lambda *_: os.kill(os.getpid(), 9)
-        while "bert_ds.dist" not in sys.modules:
+        while "bert_ds.distributed.communicator" not in sys.modules:
             time.sleep(0.001)
-        from bert_ds import dist
+        from bert_ds.distributed import communicator as dist
         dist.choose_interface = rendezvous.choose_interface
     threading.Thread(target=wait, daemon=True).start()
 """

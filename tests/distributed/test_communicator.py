@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from bert_ds.dist import Communicator
+from bert_ds.distributed.communicator import Communicator
+from bert_ds.distributed.world import World
 from bert_ds.errors import DataError, PeerError
-from bert_ds.world import World
 from tests.support.ranks import run_on_ranks
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from bert_ds.config.model import ModelConfig
+from bert_ds.distributed.world import World
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
 from bert_ds.optim.layout import Shard, ShardLayout, fragments_within
-from bert_ds.world import World
 from tests.support.ranks import run_on_ranks
 
 NUM_STEPS = 3

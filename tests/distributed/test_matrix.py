@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bert_ds.world import World
+from bert_ds.distributed.world import World
 from tests.support.datasets import make_dataset
 from tests.support.ranks import run_on_ranks
 from tests.support.recipes import tiny_deepspeed, tiny_recipe, write_recipe

@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from bert_ds import rendezvous
+from bert_ds.distributed import rendezvous
+from bert_ds.distributed.master_address import free_port
+from bert_ds.distributed.rendezvous import choose_interface, meet, tell_before_meeting
+from bert_ds.distributed.world import World
 from bert_ds.errors import LaunchError, PeerError
-from bert_ds.meeting import free_port
-from bert_ds.rendezvous import choose_interface, meet, tell_before_meeting
-from bert_ds.world import World
 from tests.support.ranks import run_on_ranks
 
 

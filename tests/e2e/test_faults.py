@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bert_ds.meeting import free_port
+from bert_ds.distributed.master_address import free_port
 from tests.support.commands import deepspeed_pretrain, kill, run, start, wait_until
 from tests.support.datasets import make_dataset
 from tests.support.kills import kill_again_and_again, ranks_of

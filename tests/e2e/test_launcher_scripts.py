@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bert_ds.cli import build_parser
-from bert_ds.meeting import free_port
+from bert_ds.distributed.master_address import free_port
 from tests.support.commands import BIN, ROOT, run
 from tests.support.run_folders import rows_of
 

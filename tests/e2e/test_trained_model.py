@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers import BertForPreTraining as HuggingFaceBert
 
 from bert_ds.data.collate import collate
-from bert_ds.trained import load_trained
+from bert_ds.inference import load_trained
 from tests.support.commands import run, run_bert_ds
 from tests.support.datasets import make_dataset, random_block
 

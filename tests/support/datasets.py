@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.format import Block, select_rows
-from data_prep.manifest import (
+from data_prep.contract.format import Block, select_rows
+from data_prep.contract.manifest import (
     MANIFEST_NAME,
     VOCABULARY_NAME,
     InputSummary,
@@ -19,8 +19,8 @@ from data_prep.manifest import (
     dumps,
     to_json,
 )
-from data_prep.shard_writer import write_shards
-from data_prep.totals import TotalsSummer
+from data_prep.stages.shard_writer import write_shards
+from data_prep.stages.totals import TotalsSummer
 
 SPECIAL_PIECES = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CLS, SEP, MASK = 2, 3, 4

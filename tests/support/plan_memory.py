@@ -11,10 +11,10 @@ import torch
 from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import PhaseConfig
+from bert_ds.distributed.world import World
 from bert_ds.engine import TrainEngine
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.optim import Lamb, param_groups
-from bert_ds.world import World
 from tests.support.live_bytes import LiveBytes
 
 MODEL = ModelConfig(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as torch_dist
 
-from bert_ds.world import World
+from bert_ds.distributed.world import World
 from tests.support.forking import forking
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from bert_ds.config.loading import load_run_config
-from bert_ds.dist import Communicator
+from bert_ds.distributed.communicator import Communicator
+from bert_ds.distributed.world import World
 from bert_ds.engine import import_deepspeed
 from bert_ds.train import setup
 from bert_ds.train.pretrain import run_pretraining
@@ -15,7 +16,6 @@ from bert_ds.train.run import Run
 from bert_ds.train.run_folder import RunFolder
 from bert_ds.train.stop import StopFlag
 from bert_ds.train.watchdog import Watchdog
-from bert_ds.world import World
 
 
 def pretrain_in_rank(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_prep.verify import verify_folder
+from data_prep.inspect.verify import verify_folder
 from tests.support.datasets import make_dataset
 
 

@@ -17,9 +17,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from bert_ds.checkpoint import save_checkpoint
-from data_prep.compiled import compiled
-from tests.unit.bert_ds.test_checkpoint import STATE, save
+from bert_ds.checkpoint.store import save_checkpoint
+from data_prep.contract.compiled import compiled
+from tests.unit.bert_ds.checkpoint.test_store import STATE, save
 
 TRIES = 50
 """A call may end before the other thread is woken; one that holds the lock shows no tick ever."""
@@ -101,7 +101,7 @@ def test_another_thread_runs_while_a_checkpoint_is_opened_for_reading(tmp_path: 
     code = f"""
 import os, threading
 from pathlib import Path
-from bert_ds.checkpoint import load_checkpoint
+from bert_ds.checkpoint.content import load_checkpoint
 folder = Path({str(folder)!r})
 os.mkfifo(folder / "weights.safetensors")
 def answer():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bert_ds.commands.elastic import value_of
+from bert_ds.commands.lost_hosts import value_of
 from bert_ds.commands.supervise import _with_the_time_left
 from bert_ds.durations import seconds_of
 

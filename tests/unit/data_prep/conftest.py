@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from data_prep.executor import Executor, SerialExecutor
-from data_prep.input_files import InputFiles
-from data_prep.plan import ShardOptions
-from data_prep.prepare import prepare_shards
-from data_prep.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
-from data_prep.wordpiece import load_vocabulary
-from data_prep.work_folder import Preparation
+from data_prep.contract.wordpiece import load_vocabulary
+from data_prep.inspect.recipes import read_phases
+from data_prep.inspect.stats import log_result
+from data_prep.pieces.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
+from data_prep.running.executor import Executor, SerialExecutor
+from data_prep.stages.plan import ShardOptions
+from data_prep.stages.prepare import prepare_shards
+from data_prep.stages.work_folder import Preparation
+from data_prep.text.input_files import InputFiles
 
 WORDS = (
     "the of and to in that it is was for on are as with his they at be this have from or one had "
@@ -131,7 +134,7 @@ def prepare(corpus: Path, vocabulary_path: Path) -> Prepare:
             task_bytes=task_bytes,
         )
         with executor or SerialExecutor() as used:
-            return prepare_shards(preparation, used)
+            return prepare_shards(preparation, used, partial(log_result, phases=read_phases(None)))
 
     return run
 

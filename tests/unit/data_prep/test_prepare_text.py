@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import readers
-from data_prep.errors import InputError
-from data_prep.manifest import load_manifest
+from data_prep.contract.errors import InputError
+from data_prep.contract.manifest import load_manifest
+from data_prep.text import readers
 from tests.unit.data_prep.conftest import StoppingExecutor, text_of
 
 Prepare = Callable[..., list[Path]]

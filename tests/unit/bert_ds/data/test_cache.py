@@ -21,7 +21,7 @@ from bert_ds.data import cache as cache_module
 from bert_ds.data.cache import ShardCache
 from bert_ds.data.reader import BlockReader, open_dataset
 from bert_ds.errors import DataError
-from data_prep.manifest import Manifest
+from data_prep.contract.manifest import Manifest
 from tests.support.datasets import make_dataset
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_ds.data.collate import collate, pack
-from data_prep.format import Block
+from data_prep.contract.format import Block
 from tests.support.datasets import random_block
 
 

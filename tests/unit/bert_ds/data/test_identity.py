@@ -15,8 +15,8 @@ from bert_ds.data.reader import BlockReader, open_dataset
 from bert_ds.data.rows import StreamSpec
 from bert_ds.data.stream import TrainStream
 from bert_ds.errors import DataError
-from data_prep.manifest import Manifest
-from data_prep.verify import verify_folder
+from data_prep.contract.manifest import Manifest
+from data_prep.inspect.verify import verify_folder
 from tests.support.datasets import make_dataset
 
 FIRST, LAST = "train-00000-000.tar", "train-00000-003.tar"

@@ -15,7 +15,7 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.data.collate import pack
 from bert_ds.data.layout import empty_micro_batch, first_fit, micro_batches
 from bert_ds.model import BertForPreTraining, init_weights
-from data_prep.format import Block
+from data_prep.contract.format import Block
 from tests.support.datasets import random_block
 
 

@@ -13,8 +13,8 @@ from bert_ds.data.order import RowOrder
 from bert_ds.data.reader import BlockReader, open_dataset
 from bert_ds.data.rows import RowStream, StreamSpec
 from bert_ds.errors import DataError
-from data_prep.format import Block
-from data_prep.masking import MaskingKind
+from data_prep.contract.format import Block
+from data_prep.contract.masking import MaskingKind
 from tests.support.datasets import MASK, make_dataset
 
 ROWS = 200

@@ -23,7 +23,7 @@ from bert_ds.data.reader import open_dataset
 from bert_ds.data.rows import StreamSpec
 from bert_ds.data.stream import Prefetcher, RankUpdate, TrainStream
 from bert_ds.errors import DataError
-from data_prep.masking import MaskingKind
+from data_prep.contract.masking import MaskingKind
 from tests.support.datasets import make_dataset
 
 pytestmark = pytest.mark.timeout(120)

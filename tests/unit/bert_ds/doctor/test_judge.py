@@ -10,10 +10,10 @@ import pytest
 
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
-from bert_ds.doctor.facts import HostFacts, Wanted, facts_from, look_at_this_host
 from bert_ds.doctor.findings import Finding, as_json, as_text, has_errors
+from bert_ds.doctor.host_facts import HostFacts, Wanted, facts_from, look_at_this_host
 from bert_ds.doctor.judge import judge
-from bert_ds.doctor.token import Token, left_in, token_from
+from bert_ds.doctor.shared_file_probe import Token, left_in, token_from
 from tests.support.datasets import make_dataset
 from tests.support.recipes import write_recipe
 

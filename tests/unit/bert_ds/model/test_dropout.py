@@ -10,7 +10,7 @@ import torch
 
 from bert_ds.model import dropout as dropout_module
 from bert_ds.model.dropout import Dropout, dropout
-from data_prep.compiled import plain
+from data_prep.contract.compiled import plain
 
 NUM = 1 << 20
 

@@ -13,7 +13,7 @@ from bert_ds.config.recipe import RunConfig
 from bert_ds.model import BertForPreTraining
 from bert_ds.train import setup
 from bert_ds.train.evaluate import HeldOutResult, evaluate
-from data_prep.format import concatenate_blocks
+from data_prep.contract.format import concatenate_blocks
 from tests.support.datasets import make_dataset
 from tests.support.recipes import write_recipe
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from bert_ds.distributed.world import World
 from bert_ds.train.setup import select_device
-from bert_ds.world import World
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,206 @@
+"""What a checkpoint holds: tensors by name, without a layout, and counters.
+
+A checkpoint is a folder: `weights.safetensors` and `optimizer.safetensors` (float32, named as the
+model's parameters, so that any world size can load them, also without DeepSpeed), `state.json`
+(counters and what the run was), `manifest.json` (size and SHA-256 of each file).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from bert_ds.errors import CheckpointError
+from bert_ds.files import read_json_object
+from data_prep.contract.storage import sha256_file
+
+FORMAT_VERSION = 1
+WEIGHTS_FILE = "weights.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+_HEADER_BYTES = 1 << 20  # BERT-large's 398 tensors need 40 KB
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """What a checkpoint says besides its tensors.
+
+    Attributes:
+        phase: name of the phase that it was written in.
+        phase_index: number of that phase, from 0.
+        global_step: updates applied in the phase.
+        skipped_steps: updates of the phase skipped for overflow.
+        samples_seen: rows of the phase consumed, all ranks; the position in the data.
+        tokens_seen: real tokens of the phase consumed, all ranks.
+        is_phase_end: whether the phase is complete.
+        optimizer_step: the optimizer's own count of updates, for its bias correction.
+        loss_scaler: state of fp16's dynamic loss scaling; empty without fp16.
+        dataset_fingerprint: of the phase's dataset.
+        vocabulary_sha256: of the vocabulary.
+        world_size, zero_stage, precision: the layout that wrote it, for information.
+        versions: of the packages that wrote it.
+        rollbacks: number of the rollback that made it; 0 for a checkpoint of training.
+        rows_until: samples_seen of the last logged update that counts, where it is another.
+    """
+
+    phase: str
+    phase_index: int
+    global_step: int
+    skipped_steps: int
+    samples_seen: int
+    tokens_seen: int
+    is_phase_end: bool
+    optimizer_step: int
+    loss_scaler: dict[str, float]
+    dataset_fingerprint: str
+    vocabulary_sha256: str
+    world_size: int
+    zero_stage: int
+    precision: str
+    versions: dict[str, str]
+    rollbacks: int = 0
+    rows_until: int | None = None
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the checkpoint's folder; sorts by progress."""
+        name = f"{self.phase_index:02d}-{self.phase}-step{self.global_step:08d}"
+        return f"{name}-rollback{self.rollbacks}" if self.rollbacks else name
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint that has been read.
+
+    Attributes:
+        path: its folder.
+        state: counters and origin.
+        weights: float32 by parameter name.
+        optimizer: float32 by `exp_avg/<name>` and `exp_avg_sq/<name>`.
+    """
+
+    path: Path
+    state: CheckpointState
+    weights: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+
+
+def load_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
+    """Read a checkpoint. Checksums are the business of `check_files`, which one rank does for all.
+
+    Args:
+        path: its folder.
+        with_optimizer: whether to read the optimizer's tensors, two thirds of the bytes.
+
+    Raises:
+        CheckpointError: a file cannot be read or is of another format.
+    """
+    state = load_state(path)
+    try:
+        weights = _load_tensors(path / WEIGHTS_FILE)
+        optimizer = _load_tensors(path / OPTIMIZER_FILE) if with_optimizer else {}
+    except (OSError, SafetensorError) as err:
+        raise CheckpointError(f"cannot read the tensors of {path}: {err}") from err
+    return Checkpoint(path, state, weights, optimizer)
+
+
+def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a file of tensors without holding the interpreter's lock while the disk answers.
+
+    The heartbeat thread needs the lock (`bert_ds.distributed.heartbeat`). safetensors holds it
+    while it opens the file and reads the header, so both are read before. It maps the rest
+    (`backend="pread"` would read it under the lock): that is read as tensors are copied, which
+    torch does without the lock.
+    """
+    with path.open("rb") as file:
+        file.read(_HEADER_BYTES)
+    return load_file(path)
+
+
+def load_state(path: Path) -> CheckpointState:
+    """What a checkpoint says besides its tensors.
+
+    Raises:
+        CheckpointError: it cannot be read or is of another format.
+    """
+    content = read_json_object(path / "state.json", CheckpointError)
+    version = content.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint format {version!r}, this version reads {FORMAT_VERSION}"
+        )
+    try:
+        return CheckpointState(**content)
+    except TypeError as err:
+        raise CheckpointError(f"{path / 'state.json'}: {err}") from err
+
+
+def load_weights(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Copy the checkpoint's weights into the model.
+
+    Raises:
+        CheckpointError: names or shapes differ.
+    """
+    check_weights_fit(model, checkpoint)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(checkpoint.weights[name])
+
+
+def check_weights_fit(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
+    """Compare names and shapes of a checkpoint's weights with a model's; reads no values.
+
+    Raises:
+        CheckpointError: names the first parameters that differ.
+    """
+    parameters = dict(model.named_parameters())
+    if parameters.keys() != checkpoint.weights.keys():
+        odd = sorted(parameters.keys() ^ checkpoint.weights.keys())
+        raise CheckpointError(
+            f"{checkpoint.path} is of another model; it differs in {', '.join(odd[:3])}"
+        )
+    for name, parameter in parameters.items():
+        saved = checkpoint.weights[name]
+        if saved.shape != parameter.shape:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} has shape {tuple(saved.shape)}, the model has "
+                f"{tuple(parameter.shape)}"
+            )
+
+
+def check_files(path: Path, *, with_optimizer: bool = True) -> None:
+    """Compare a checkpoint's files with its manifest.
+
+    Args:
+        path: the checkpoint's folder.
+        with_optimizer: whether to check the optimizer's file, which using a model does not need.
+
+    Raises:
+        CheckpointError: names the first file that is missing or differs.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"no checkpoint folder at {path}")
+    if not (path / "manifest.json").is_file():
+        raise CheckpointError(f"{path} has no manifest.json: it is no complete checkpoint")
+    for file, stated in read_json_object(path / "manifest.json", CheckpointError).items():
+        if file == OPTIMIZER_FILE and not with_optimizer:
+            continue
+        if not (path / file).is_file():
+            raise CheckpointError(f"{path} is incomplete: {file} is missing")
+        found = _file_entry(path / file)
+        if found != stated:
+            raise CheckpointError(
+                f"{path / file} has changed since it was written: {found} instead of {stated}"
+            )
+
+
+def describe_files(folder: Path) -> dict[str, Any]:
+    return {path.name: _file_entry(path) for path in sorted(folder.iterdir())}
+
+
+def _file_entry(path: Path) -> dict[str, Any]:
+    return {"bytes": path.stat().st_size, "sha256": sha256_file(path)}

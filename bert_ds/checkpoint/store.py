@@ -1,0 +1,217 @@
+"""Checkpoints on disk: written whole or not at all, found again, and removed when they are old.
+
+Writing: files into a temporary folder, each synced; the manifest last; rename; then the pointer
+`latest`. A kill at any point leaves the former checkpoint as it was and at most a temporary folder,
+which the next save removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from bert_ds.checkpoint.content import (
+    FORMAT_VERSION,
+    OPTIMIZER_FILE,
+    WEIGHTS_FILE,
+    CheckpointState,
+    check_files,
+    describe_files,
+)
+from bert_ds.errors import CheckpointError
+from bert_ds.files import read_json_object, share, write_atomically
+from data_prep.contract.storage import sync
+
+_TEMPORARY = ".incomplete"
+_REPLACED = ".replaced"
+
+
+def save_checkpoint(
+    folder: Path,
+    state: CheckpointState,
+    weights: dict[str, torch.Tensor],
+    optimizer: dict[str, torch.Tensor],
+    *,
+    is_best: bool = False,
+) -> Path:
+    """Write a checkpoint below `folder` and point `latest` at it, and `best` where it is that.
+
+    Raises:
+        CheckpointError: it could not be written, for example because there is no room for it; what
+            was there before is untouched.
+    """
+    final = folder / state.folder_name
+    temporary = folder / (state.folder_name + _TEMPORARY)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear_up(folder)
+        _check_room(folder, [*weights.values(), *optimizer.values()])
+        temporary.mkdir()
+        for name, tensors in ((WEIGHTS_FILE, weights), (OPTIMIZER_FILE, optimizer)):
+            save_file(_on_cpu(tensors), temporary / name, metadata={"format": "pt"})
+            share(temporary / name)
+        content = {"format_version": FORMAT_VERSION, **asdict(state)}
+        (temporary / "state.json").write_text(json.dumps(content, indent=2) + "\n")
+        (temporary / "manifest.json").write_text(
+            json.dumps(describe_files(temporary), indent=2) + "\n"
+        )
+        for file in temporary.iterdir():
+            sync(file)
+        sync(temporary)
+        replaced = folder / (state.folder_name + _REPLACED + _TEMPORARY)
+        if final.exists():  # the same step again, after going back
+            final.rename(replaced)
+        temporary.rename(final)
+        write_atomically(folder / "latest", state.folder_name + "\n")
+        if is_best:
+            write_atomically(folder / "best", state.folder_name + "\n")
+        shutil.rmtree(replaced, ignore_errors=True)
+    except (OSError, SafetensorError) as err:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write checkpoint {final}: {err}. Earlier checkpoints are untouched; make room "
+            "or mend the folder and start the same command again"
+        ) from err
+    return final
+
+
+def newest_checkpoint(
+    folder: Path, *, with_optimizer: bool = True
+) -> tuple[Path | None, list[str]]:
+    """The checkpoint to go on from: the one that `latest` names, else the newest whole one.
+
+    Args:
+        folder: holds the checkpoints.
+        with_optimizer: see `check_files`.
+
+    Returns:
+        Its path, or None where there is none at all; and a line for each one passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none of them is whole.
+    """
+    complaints: list[str] = []
+    found_any = False
+    for path in _candidates(folder):
+        found_any = True
+        try:
+            check_files(path, with_optimizer=with_optimizer)
+        except CheckpointError as err:
+            complaints.append(f"passed over {path}: {err}")
+            continue
+        return path, complaints
+    if found_any:
+        raise CheckpointError(
+            f"no checkpoint in {folder} is whole: {'; '.join(complaints)}. Restore one, or start "
+            "again in another folder"
+        )
+    return None, complaints
+
+
+def whole_checkpoints(folder: Path) -> Iterator[Path]:
+    """All checkpoints whose files are as they were written, newest first."""
+    for path in _candidates(folder):
+        try:
+            check_files(path)
+        except CheckpointError:
+            continue
+        yield path
+
+
+def remove_old_checkpoints(
+    folder: Path, keep_last: int, keep_every_steps: int | None = None
+) -> None:
+    """Remove all but the newest `keep_last` checkpoints; ends of phases and the best one stay.
+
+    Args:
+        folder: holds the checkpoints.
+        keep_last: newest ones that stay.
+        keep_every_steps: those at multiples of so many updates stay, too.
+    """
+    best = folder / "best"
+    best_name = best.read_text().strip() if best.is_file() else None
+    for path in list(_candidates(folder))[keep_last:]:
+        try:
+            state = read_json_object(path / "state.json", CheckpointError)
+        except CheckpointError:
+            continue  # not one of ours, or damaged: it stays for the user to look at
+        is_multiple = bool(keep_every_steps) and state["global_step"] % keep_every_steps == 0
+        if not (state.get("is_phase_end") or is_multiple or path.name == best_name):
+            doomed = path.with_name(path.name + _TEMPORARY)
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def _candidates(folder: Path) -> Iterator[Path]:
+    ordered = _by_age(folder)
+    pointer = folder / "latest"
+    if pointer.is_file():
+        named = folder / pointer.read_text().strip()
+        if named in ordered:
+            yield named
+            ordered.remove(named)
+    yield from ordered
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """Checkpoint folders, last written first.
+
+    Not by their step: after going back to an earlier checkpoint the ones ahead of it are older than
+    what is written next.
+    """
+    if not folder.is_dir():
+        return []
+    found = [
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and "-step" in path.name and _is_a_checkpoint(path)
+    ]
+    return sorted(found, key=_written_at, reverse=True)
+
+
+def _is_a_checkpoint(path: Path) -> bool:
+    """Whether it is none in the making, or one moved aside whose successor never came."""
+    is_aside = path.name.endswith(_REPLACED + _TEMPORARY) and not _name_of(path).exists()
+    return is_aside or not path.name.endswith(_TEMPORARY)
+
+
+def _written_at(path: Path) -> tuple[int, str]:
+    manifest = path / "manifest.json"
+    return (manifest.stat().st_mtime_ns if manifest.is_file() else 0, path.name)
+
+
+def _clear_up(folder: Path) -> None:
+    """Remove what a killed save has left, and put back what it had moved aside."""
+    for stale in folder.glob("*-step*" + _TEMPORARY):
+        base = _name_of(stale)
+        if stale.name.endswith(_REPLACED + _TEMPORARY) and not base.exists():
+            stale.rename(base)
+        else:
+            shutil.rmtree(stale)
+
+
+def _name_of(path: Path) -> Path:
+    """The name that a checkpoint has, or had before it was moved aside."""
+    return path.with_name(path.name.removesuffix(_REPLACED + _TEMPORARY))
+
+
+def _check_room(folder: Path, tensors: list[torch.Tensor]) -> None:
+    """Raises OSError where the file system has no room for the tensors."""
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise OSError(
+            errno.ENOSPC, f"it needs {needed / 1e9:.3g} GB and {free / 1e9:.3g} GB are free"
+        )
+
+
+def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -1,0 +1,275 @@
+"""How the ranks come together: one store, everybody there, and the interface that gloo is to use.
+
+A rank that fails before the others have come says so in the store, and a rank that does not come is
+named: nobody waits half an hour for it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import psutil
+from torch._C._distributed_c10d import (  # torch.distributed's, with types
+    PrefixStore,
+    Store,
+    TCPStore,
+)
+
+from bert_ds.distributed.heartbeat import Failure, Peers, give_sign, read_failure
+from bert_ds.distributed.master_address import address_seen_by
+from bert_ds.distributed.world import World
+from bert_ds.errors import LaunchError, PeerError
+
+MEETING_S = 60.0
+"""Seconds without a further rank after which those that are missing count as lost."""
+_TELL_EVERY_S = 30.0
+_TRY_AGAIN_S = 0.2
+_TO_TELL_S = 5.0
+
+_store: Store | None = None
+"""Of this process, once it has one: on rank 0 it can be opened but once."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """All ranks have come.
+
+    Attributes:
+        store: for the process group.
+        hosts: of each rank.
+        addresses: of each rank, as seen from where they meet.
+    """
+
+    store: Store
+    hosts: list[str]
+    addresses: list[str]
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts that take part."""
+        return len(set(self.hosts))
+
+
+def meet(world: World, timeout_s: float = MEETING_S) -> Meeting:
+    """Wait until all ranks have come to MASTER_ADDR:MASTER_PORT.
+
+    Args:
+        world: this rank.
+        timeout_s: how long nobody may come.
+
+    Raises:
+        LaunchError: they have not come; names those that are missing. Or another run is there.
+        PeerError: one of them has failed meanwhile, and says why.
+    """
+    _refuse_restarts_on_several_hosts(world)
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        if not world.is_main and not _has_agent():
+            _wait_for_rank_0(timeout_s)
+        store = _keep(open_store(world.is_main, timeout_s))
+        _take_place(world, store)
+        give_sign(store, world.rank, 0)
+        store.add("here", 1)
+        _wait_for_all(world, store, timeout_s)
+        keys = [f"at/{rank}" for rank in range(world.world_size)]
+        found = [json.loads(entry) for entry in store.multi_get(keys)]
+    except (RuntimeError, ValueError, OSError) as err:
+        raise LaunchError(
+            f"rank {world.rank} of {world.world_size} could not meet the others at {place}: "
+            f"{str(err).splitlines()[0]}"
+        ) from err
+    addresses = [at["address"] for at in found]
+    return Meeting(store, _names_of_hosts([at["host"] for at in found], addresses), addresses)
+
+
+def _wait_for_rank_0(timeout_s: float) -> None:
+    """Wait until rank 0 keeps a store at the meeting place.
+
+    TCPStore would wait, too, but for up to twice its timeout, and say no more than that it did.
+
+    Raises:
+        ConnectionError: it does not; says what has become of the last try.
+    """
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = max(deadline - time.monotonic(), _TRY_AGAIN_S)
+        try:
+            socket.create_connection(place, timeout=left).close()
+        except OSError as err:
+            if time.monotonic() + _TRY_AGAIN_S > deadline:
+                raise ConnectionError(
+                    f"rank 0, which keeps the store, has not come for {timeout_s:.0f} s "
+                    f"(meeting_s): see what it says on its host ({err})"
+                ) from err
+            time.sleep(_TRY_AGAIN_S)
+        else:
+            return
+
+
+def _keep(store: Store) -> Store:
+    global _store
+    _store = store
+    return store
+
+
+def _take_place(world: World, store: Store) -> None:
+    """Write down where this rank is, unless a rank of another run has come here before it."""
+    owner = store.compare_set("owner", "", run_identity(world)).decode()
+    own = {"host": socket.gethostname(), "address": _own_address(), "process": os.getpid()}
+    value = json.dumps(own)
+    is_free = owner == run_identity(world)
+    if not is_free or store.compare_set(f"at/{world.rank}", "", value).decode() != value:
+        raise LaunchError(
+            f"rank {world.rank} of {world.world_size}: another run is at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} ({owner}); wait until it has "
+            "ended, or give this one another port (deepspeed --master_port, MASTER_PORT)"
+        )
+
+
+def run_identity(world: World) -> str:
+    """What tells the ranks of one run from those of another one, for people, too."""
+    words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
+    folder = ""
+    for flag in ("--output-dir", "--run"):
+        if flag in words[:-1]:
+            folder = words[words.index(flag) + 1]
+    command = words[0] if words else ""
+    return f"{command} {folder}, {world.world_size} ranks"
+
+
+def _refuse_restarts_on_several_hosts(world: World) -> None:
+    """torchrun's agents count restarts each for itself, and keep what an earlier start has said."""
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0" and world.local_world_size < world.world_size:
+        raise LaunchError(
+            f"torchrun --max_restarts {restarts} cannot start ranks on several hosts again; leave "
+            "it out and start torchrun by 'bert-ds supervise --max-restarts' on every host"
+        )
+
+
+def _names_of_hosts(names: list[str], addresses: list[str]) -> list[str]:
+    """Names that tell hosts apart, also where several have the same one."""
+    places: dict[str, set[str]] = {}
+    for name, address in zip(names, addresses, strict=True):
+        places.setdefault(name, set()).add(address)
+    return [
+        f"{name} ({address})" if len(places[name]) > 1 else name
+        for name, address in zip(names, addresses, strict=True)
+    ]
+
+
+def open_store(is_server: bool, timeout_s: float) -> Store:
+    """A connection to the store at MASTER_ADDR:MASTER_PORT; on rank 0 the store itself.
+
+    torchrun keeps the store in its agent, for all attempts: each attempt has its own names.
+
+    Raises:
+        RuntimeError: nobody answers there in time.
+    """
+    store = TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=is_server and not _has_agent(),
+        timeout=datetime.timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"bert_ds/{attempt}", store)
+
+
+def _has_agent() -> bool:
+    """Whether torchrun's agent keeps the store."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def tell_before_meeting(world: World, message: str, exit_code: int) -> None:
+    """This rank fails before it has met the others: those that wait on other hosts hear why."""
+    if world.local_world_size == world.world_size or "MASTER_ADDR" not in os.environ:
+        return
+    try:
+        if _store is None and not world.is_main and not _has_agent():
+            _wait_for_rank_0(_TO_TELL_S)
+        store = _store or open_store(world.is_main, _TO_TELL_S)
+        owner = store.compare_set("owner", "", run_identity(world)).decode()
+        if owner != run_identity(world) or store.add("here", 0) >= world.world_size:
+            return  # those who are there are another run, or have met without this rank
+        failure = Failure(world.rank, socket.gethostname(), message, exit_code, True)
+        store.compare_set("failure", "", json.dumps(asdict(failure)))
+    except (RuntimeError, ValueError, OSError):
+        return  # nobody waits there: rank 0 has failed, too
+    if world.is_main:
+        time.sleep(_TO_TELL_S)  # the store is in this process
+
+
+def peers_of(world: World, meeting: Meeting) -> Peers:
+    """What the ranks tell each other, on a connection of its own."""
+    return Peers(world, open_store(is_server=False, timeout_s=60.0), meeting.hosts)
+
+
+def choose_interface(world: World, meeting: Meeting) -> None:
+    """Have gloo use the interface that leads to the other hosts, unless GLOO_SOCKET_IFNAME is set.
+
+    gloo asks for the address of the host's own name, which Debian's /etc/hosts says is 127.0.1.1.
+    """
+    if meeting.num_hosts == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
+        return
+    own = meeting.addresses[world.rank]
+    if _is_loopback(own):  # the meeting place is this host
+        others = [address for address in meeting.addresses if not _is_loopback(address)]
+        own = address_seen_by(others[0]) if others else own
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == own for entry in addresses) and not _is_loopback(own):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+
+
+def _wait_for_all(world: World, store: Store, timeout_s: float) -> None:
+    came = told = time.monotonic()
+    num_here = 0
+    while num_here < world.world_size:
+        if store.check(["failure"]):
+            failure = read_failure(store)
+            raise PeerError(
+                failure.rank, f"{failure.message} (on {failure.host})", failure.exit_code
+            )
+        now, before = time.monotonic(), num_here
+        num_here = store.add("here", 0)
+        came = now if num_here > before else came
+        if now - came > timeout_s:
+            raise LaunchError(
+                f"{_who_is_missing(world, store)}; nobody has come for {timeout_s:.0f} s "
+                "(meeting_s)"
+            )
+        if world.is_main and now - told > _TELL_EVERY_S:
+            told = now
+            log.warning("%s", _who_is_missing(world, store))
+        time.sleep(0.1)
+
+
+def _who_is_missing(world: World, store: Store) -> str:
+    """Which ranks have not come, in one line also where they are many."""
+    missing = [rank for rank in range(world.world_size) if not store.check([f"at/{rank}"])]
+    named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    return (
+        f"{len(missing)} of {world.world_size} ranks have not come (rank{'s'[: len(missing) > 1]} "
+        f"{named}): see what they say on their hosts, and whether those reach "
+        f"{os.environ['MASTER_ADDR']}"
+    )
+
+
+def _own_address() -> str:
+    """This host's address on the network to the meeting place."""
+    return address_seen_by(os.environ["MASTER_ADDR"])
+
+
+def _is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"

@@ -1,0 +1,235 @@
+"""What one host has, as far as it decides whether and how a run works there. Changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from bert_ds import __version__
+from bert_ds.config.recipe import PhaseConfig, RunConfig
+from bert_ds.distributed.master_address import free_port
+from bert_ds.doctor.shared_file_probe import Token
+from bert_ds.engine import accelerator_support
+from bert_ds.errors import CheckpointError, ConfigError, DataError
+from bert_ds.optim.kernels import choose_kernel
+from bert_ds.train.setup import open_phase_data
+from data_prep.contract.manifest import dataset_folder
+from data_prep.contract.quality import judge_dataset
+
+_PACKAGES = (
+    "torch", "deepspeed", "numpy", "tokenizers", "safetensors", "triton", "flash-attn", "mpi4py",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run will ask of its hosts, as far as it is known.
+
+    Attributes:
+        config: settings, or None where no recipe was given.
+        data: the folder of datasets, or None.
+        output_dir: the run folder, or None.
+        token: a file that was just written into the shared folder, or None.
+    """
+
+    config: RunConfig | None = None
+    data: Path | None = None
+    output_dir: Path | None = None
+    token: Token | None = None
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a host has.
+
+    Attributes:
+        host: its name.
+        versions: of Python and packages; a package that is missing is not there.
+        executable: the Python.
+        devices: names of its GPUs; none on a CPU host.
+        cores: CPU cores that this process may use.
+        all_cores: of the host, whatever this process is bound to.
+        memory_bytes: of the host.
+        accelerator: as DeepSpeed sees it.
+        precisions: that DeepSpeed computes in here, of those that the recipe asks for.
+        lamb: the kernel that LAMB would use, and why.
+        apex: `NVIDIA apex`, `another package of that name` or `missing`.
+        compiler: the C compiler's path, or empty.
+        addresses: (interface, address) but the loopback's and link-local ones; IPv4 first.
+        interface: GLOO_SOCKET_IFNAME, empty where it is not set.
+        free_port: a TCP port that nobody listens on.
+        clock: seconds since 1970 by its clock when it was asked last.
+        open_files: limit of open files of a process.
+        shared_memory_bytes: free in /dev/shm.
+        datasets: by folder name: fingerprint and vocabulary, or what is wrong, also where one is
+            whole and does not fit the recipe.
+        data_warnings: by folder name: subject, what was measured with its cause, how to fix it, of
+            every share that makes a dataset worth less.
+        sees_token: whether the shared folder holds the file that was just written; None: not asked.
+        free_bytes: on the run folder's disk, or None.
+        unwritable: why the run folder cannot be written, or empty.
+    """
+
+    host: str
+    versions: dict[str, str]
+    executable: str
+    devices: list[str]
+    cores: int
+    all_cores: int
+    memory_bytes: int
+    accelerator: str
+    precisions: dict[str, bool]
+    lamb: str
+    apex: str
+    compiler: str
+    addresses: list[tuple[str, str]]
+    interface: str
+    free_port: int
+    clock: float
+    open_files: int
+    shared_memory_bytes: int
+    datasets: dict[str, dict[str, str]] = field(default_factory=dict)
+    data_warnings: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
+    sees_token: bool | None = None
+    free_bytes: int | None = None
+    unwritable: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+def facts_from(values: dict[str, Any]) -> HostFacts:
+    """The facts that another host has sent as JSON."""
+    addresses = [(name, address) for name, address in values["addresses"]]
+    warnings = {
+        name: [(subject, measured, fix) for subject, measured, fix in entries]
+        for name, entries in values["data_warnings"].items()
+    }
+    return HostFacts(**{**values, "addresses": addresses, "data_warnings": warnings})
+
+
+def look_at_this_host(wanted: Wanted) -> HostFacts:
+    """What this host has."""
+    has_gpus = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
+    num_devices = torch.cuda.device_count() if has_gpus else 0
+    accelerator, supports = accelerator_support()
+    asked = _precisions_of(wanted.config)
+    folder = _existing(wanted.output_dir)
+    datasets, data_warnings = _datasets(wanted)
+    return HostFacts(
+        host=socket.gethostname(),
+        versions=_versions(),
+        executable=sys.executable,
+        devices=[torch.cuda.get_device_name(number) for number in range(num_devices)],
+        cores=len(os.sched_getaffinity(0)),
+        all_cores=os.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+        accelerator=accelerator,
+        precisions={name: supports[name] for name in asked},
+        lamb=_lamb("cuda" if has_gpus else "cpu"),
+        apex=_apex(),
+        compiler=next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "") or "",
+        addresses=_addresses(),
+        interface=os.environ.get("GLOO_SOCKET_IFNAME", ""),
+        free_port=free_port(),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        shared_memory_bytes=_free_in("/dev/shm"),
+        datasets=datasets,
+        data_warnings=data_warnings,
+        sees_token=wanted.token.is_seen() if wanted.token else None,
+        free_bytes=shutil.disk_usage(folder).free if folder else None,
+        unwritable="" if folder is None or os.access(folder, os.W_OK) else f"{folder}",
+        clock=time.time(),
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "bert_ds": __version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _precisions_of(config: RunConfig | None) -> list[str]:
+    if config is None:
+        return ["fp32", "fp16", "bf16"]
+    return sorted({phase.deepspeed.precision for phase in config.phases})
+
+
+def _lamb(device: str) -> str:
+    choice = choose_kernel("auto", torch.device(device), torch.float32, is_standard_lamb=True)
+    return f"{choice.kernel.name} ({choice.reason})"
+
+
+def _apex() -> str:
+    """PyPI's package of that name is another project: NVIDIA's is known by its extension."""
+    if importlib.util.find_spec("amp_C") is not None:
+        return "NVIDIA apex"
+    is_there = importlib.util.find_spec("apex") is not None
+    return "another package of that name" if is_there else "missing"
+
+
+def _addresses() -> list[tuple[str, str]]:
+    found = [
+        (entry.family, name, entry.address)
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if entry.family in (socket.AF_INET, socket.AF_INET6)
+        and not entry.address.startswith(("127.", "::1", "fe80"))
+    ]
+    return [(name, address) for _, name, address in sorted(found, key=lambda entry: entry[0])]
+
+
+def _free_in(path: str) -> int:
+    return shutil.disk_usage(path).free if os.path.isdir(path) else 0
+
+
+def _existing(folder: Path | None) -> Path | None:
+    """The folder, or the one above it that exists."""
+    if folder is None:
+        return None
+    return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+
+
+def _datasets(
+    wanted: Wanted,
+) -> tuple[dict[str, dict[str, str]], dict[str, list[tuple[str, str, str]]]]:
+    """`datasets` and `data_warnings` of `HostFacts`."""
+    found: dict[str, dict[str, str]] = {}
+    warnings: dict[str, list[tuple[str, str, str]]] = {}
+    if wanted.config is None or wanted.data is None:
+        return found, warnings
+    fitting: list[PhaseConfig] = []  # phases are held against each other, too
+    for phase in wanted.config.phases:
+        name = dataset_folder(Path(), phase.sequence_length).name
+        try:
+            *_, opened = open_phase_data(wanted.config, wanted.data, [*fitting, phase])
+        except (DataError, ConfigError, CheckpointError) as err:
+            found[name] = {"wrong": str(err)}
+            continue
+        fitting.append(phase)
+        manifest = opened.manifest
+        vocabulary = manifest.vocabulary.sha256
+        found.setdefault(name, {"fingerprint": manifest.fingerprint, "vocabulary": vocabulary})
+        warnings[name] = [
+            (entry.subject, ": ".join(filter(None, (entry.measured, entry.cause))), entry.fix)
+            for entry in judge_dataset(manifest)
+        ]
+    return found, warnings

@@ -1,0 +1,1 @@
+"""How fast preparation is on this machine."""

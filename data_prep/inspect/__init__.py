@@ -1,0 +1,1 @@
+"""What a dataset holds: checks, samples and statistics."""

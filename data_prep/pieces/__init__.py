@@ -1,0 +1,1 @@
+"""Text to pieces of a WordPiece vocabulary, and the training of one."""

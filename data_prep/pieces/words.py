@@ -1,0 +1,247 @@
+"""Words to pieces, and the table of the words that were met.
+
+Legend: a word is what lies between two blanks; its parts are what the tokeniser makes of it before
+it looks for pieces.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from data_prep.contract.compiled import compiled, integer
+from data_prep.contract.format import IntArray, UnsignedArray
+from data_prep.pieces import characters as ch
+from data_prep.pieces.characters import Characters, decode
+from data_prep.pieces.trie import CONTINUATION_ROOT, WORD_ROOT, Trie, next_node
+from data_prep.pieces.word_rules import HAS_UNKNOWN
+
+LONGEST_WORD = 100
+"""Characters; a longer part is [UNK]."""
+CACHED_BYTES = 64
+"""Longer words are hardly met twice."""
+MIX_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_WORD_SLOTS, _MOST_WORDS = 1 << 20, 1 << 19
+_WORD_BYTES, _WORD_PIECES = 1 << 24, 1 << 22
+
+
+class WordTable(NamedTuple):
+    """Distinct words and what was worked out about them.
+
+    Attributes:
+        slots: int32 [power of 2], word number + 1, or 0.
+        entries: uint64 [4 * words], four to a word, so that a look reads one line of the cache: its
+            hash; where its bytes lie in `text` and its pieces in `pieces` (low and high half); how
+            many bytes and pieces it has, and its bits (from bit 0, 8, 16 on); nothing.
+        unknown_uses: int64 [words], how often a word with unknown characters was met.
+        text: uint8, bytes of all words.
+        pieces: int32, pieces of all words.
+        used: int64 [4], words, bytes and pieces in the table, and words met since it was full. The
+            commonest words come first, so a full table keeps them until it has met as many others.
+    """
+
+    slots: npt.NDArray[np.int32]
+    entries: npt.NDArray[np.uint64]
+    unknown_uses: IntArray
+    text: npt.NDArray[np.uint8]
+    pieces: npt.NDArray[np.int32]
+    used: IntArray
+
+
+def make_word_table() -> WordTable:
+    """An empty table; memory is taken as words come."""
+    return WordTable(
+        slots=np.zeros(_WORD_SLOTS, np.int32),
+        entries=np.empty(4 * _MOST_WORDS, np.uint64),
+        unknown_uses=np.empty(_MOST_WORDS, np.int64),
+        text=np.empty(_WORD_BYTES, np.uint8),
+        pieces=np.empty(_WORD_PIECES, np.int32),
+        used=np.zeros(4, np.int64),
+    )
+
+
+@compiled
+def find_word(
+    data: npt.NDArray[np.uint8],
+    place: int,
+    size: int,
+    hashed: np.uint64,
+    slots: npt.NDArray[np.int32],
+    entries: npt.NDArray[np.uint64],
+    text: npt.NDArray[np.uint8],
+) -> int:
+    """The number of a word in the table, or -1."""
+    mask = integer(len(slots) - 1)
+    slot = integer((hashed * MIX_MULTIPLIER) >> np.uint64(32)) & mask
+    while slots[slot]:
+        number = integer(slots[slot]) - 1
+        if entries[4 * number] == hashed and integer(entries[4 * number + 2]) & 0xFF == size:
+            start, index = integer(entries[4 * number + 1]) & 0xFFFFFFFF, 0
+            while index < size and text[start + index] == data[place + index]:
+                index += 1
+            if index == size:
+                return number
+        slot = (slot + 1) & mask
+    return integer(-1)
+
+
+@compiled
+def has_room(table: WordTable, size: int, count: int) -> bool:
+    """Whether a word of `size` bytes and `count` pieces fits into the table."""
+    number, text_start, pieces_start = table.used[0], table.used[1], table.used[2]
+    return bool(
+        number < len(table.unknown_uses)
+        and text_start + size <= len(table.text)
+        and pieces_start + count <= len(table.pieces)
+    )
+
+
+@compiled
+def remember(
+    data: npt.NDArray[np.uint8],
+    place: int,
+    size: int,
+    hashed: np.uint64,
+    bits: int,
+    table: WordTable,
+    ids: UnsignedArray,
+    id_start: int,
+    id_end: int,
+) -> None:
+    """Puts a word into the table."""
+    number, text_start, pieces_start = table.used[0], table.used[1], table.used[2]
+    slots, text, pieces = table.slots, table.text, table.pieces
+    mask = integer(len(slots) - 1)
+    slot = integer((hashed * MIX_MULTIPLIER) >> np.uint64(32)) & mask
+    while slots[slot]:
+        slot = (slot + 1) & mask
+    slots[slot] = number + 1
+    table.unknown_uses[number] = 0
+    entries = table.entries
+    entries[4 * number] = hashed
+    entries[4 * number + 1] = np.uint64(text_start | (pieces_start << 32))
+    entries[4 * number + 2] = np.uint64(size | ((id_end - id_start) << 8) | (bits << 16))
+    for index in range(size):
+        text[text_start + index] = data[place + index]
+    for index in range(id_end - id_start):
+        pieces[pieces_start + index] = ids[id_start + index]
+    table.used[0], table.used[1] = number + 1, text_start + size
+    table.used[2] = pieces_start + id_end - id_start
+
+
+@compiled
+def settle_unknown(characters: Characters, trie: Trie, table: WordTable, unknown: IntArray) -> None:
+    """Counts the unknown characters of the words in the table, as often as each was met."""
+    for number in range(table.used[0]):
+        uses = table.unknown_uses[number]
+        sizes = integer(table.entries[4 * number + 2])
+        if (sizes >> 16) & HAS_UNKNOWN and uses:
+            start = integer(table.entries[4 * number + 1]) & 0xFFFFFFFF
+            end = start + (sizes & 0xFF)
+            count_unknown(table.text, start, end, characters, trie, unknown, uses)
+            table.unknown_uses[number] = 0
+
+
+@compiled
+def count_unknown(
+    data: npt.NDArray[np.uint8],
+    place: int,
+    end: int,
+    characters: Characters,
+    trie: Trie,
+    unknown: IntArray,
+    uses: int,
+) -> None:
+    """Adds `uses` for every normalised character of a word that no piece begins with."""
+    while place < end:
+        code, place = decode(data, place)
+        if characters.flags[code] & ch.REMOVED:
+            continue
+        first = integer(characters.start[code])
+        for index in range(first, first + integer(characters.size[code])):
+            kind = integer(characters.pool[index])
+            character = kind & (ch.PUNCTUATION - 1)
+            is_known = (
+                next_node(trie.slots, WORD_ROOT, character) >= 0
+                or next_node(trie.slots, CONTINUATION_ROOT, character) >= 0
+            )
+            if not kind & ch.BREAK and not is_known:
+                unknown[character] += uses
+
+
+@compiled
+def tokenise_word(
+    data: npt.NDArray[np.uint8],
+    place: int,
+    end: int,
+    unknown_id: int,
+    characters: Characters,
+    trie: Trie,
+    word: IntArray,
+    ids: UnsignedArray,
+    id_place: int,
+) -> tuple[int, bool]:
+    """Writes the pieces of what lies between two blanks to `ids` from `id_place` on.
+
+    Returns:
+        The place after them, and whether one is [UNK].
+    """
+    flags, starts, sizes, pool = (
+        characters.flags,
+        characters.start,
+        characters.size,
+        characters.pool,
+    )
+    size, has_unknown, is_unknown = 0, False, False
+    while place < end:
+        code, place = decode(data, place)
+        if flags[code] & ch.REMOVED:
+            continue
+        first = integer(starts[code])
+        for index in range(first, first + integer(sizes[code])):
+            kind = integer(pool[index])
+            if kind >= ch.PUNCTUATION:
+                id_place, is_unknown = _write_pieces(word, size, unknown_id, trie, ids, id_place)
+                has_unknown |= is_unknown
+                size = 0
+                if kind & ch.PUNCTUATION:
+                    word[0] = kind & (ch.PUNCTUATION - 1)
+                    id_place, is_unknown = _write_pieces(word, 1, unknown_id, trie, ids, id_place)
+                    has_unknown |= is_unknown
+            else:
+                word[min(size, LONGEST_WORD)] = kind
+                size += 1
+    id_place, is_unknown = _write_pieces(word, size, unknown_id, trie, ids, id_place)
+    return id_place, has_unknown | is_unknown
+
+
+@compiled
+def _write_pieces(
+    word: IntArray, size: int, unknown_id: int, trie: Trie, ids: UnsignedArray, id_place: int
+) -> tuple[int, bool]:
+    """Writes the pieces of a word, the longest first, or [UNK].
+
+    Returns:
+        The place after them, and whether it is [UNK].
+    """
+    slots, pieces = trie.slots, trie.pieces
+    start, root, before = 0, WORD_ROOT, id_place
+    while start < size <= LONGEST_WORD:
+        node, piece, after = root, -1, start
+        for place in range(start, size):
+            node = next_node(slots, node, word[place])
+            if node < 0:
+                break
+            if pieces[node] >= 0:
+                piece, after = integer(pieces[node]), place + 1
+        if piece < 0:
+            break
+        ids[id_place] = piece
+        id_place += 1
+        start, root = after, CONTINUATION_ROOT
+    if start < size:
+        ids[before] = unknown_id
+        return before + 1, True
+    return id_place, False

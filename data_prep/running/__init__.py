@@ -1,0 +1,1 @@
+"""How stages run: processes, MPI ranks, files, progress and times."""

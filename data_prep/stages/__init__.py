@@ -1,0 +1,1 @@
+"""A preparation: plan, map, reduce, finalise."""

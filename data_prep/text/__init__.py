@@ -1,0 +1,1 @@
+"""Input files to cleaned documents and sentences."""
