@@ -88,6 +88,8 @@ def test_a_deepspeed_override_of_one_phase_leaves_the_other_alone(tmp_path: Path
         ("phases.1.name=phase1", "phase names must differ; they are phase1, phase1"),
         ("phases.0.schedule.kind=cosine", "polynomial"),
         ("phases.0.deepspeed=5", "'phases.0.deepspeed'"),
+        ("data.reader_processes=2", "'data': reader_processes is gone, for one thread"),
+        ("data.reader_processes=0", "leave it out, and set data.cache_dir for slow file systems"),
     ],
 )
 def test_a_wrong_override_is_told_with_the_way_out(
