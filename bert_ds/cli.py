@@ -270,8 +270,9 @@ def _add_import(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="a Hugging Face folder: BertForPreTraining, BertForMaskedLM or BertModel",
     )  # fmt: skip
     command.add_argument(
-        "--recipe", type=Path, required=True, metavar="FOLDER", help="such as ds_configs/bert-base"
-    )
+        "--recipe", type=Path, required=True, metavar="RECIPE",
+        help="a folder, or the name of a shipped recipe such as bert-base",
+    )  # fmt: skip
     command.add_argument("--output-dir", type=Path, required=True, metavar="DIR")
 
 
@@ -354,8 +355,8 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _add_recipe(command: argparse.ArgumentParser, is_required: bool = True) -> None:
     command.add_argument(
-        "--recipe", type=Path, required=is_required, metavar="FOLDER",
-        help="such as ds_configs/bert-large",
+        "--recipe", type=Path, required=is_required, metavar="RECIPE",
+        help="a folder, or the name of a shipped recipe such as bert-large",
     )  # fmt: skip
     command.add_argument(
         "--set", action="extend", nargs="+", default=[], metavar="KEY=VALUE",

@@ -161,8 +161,9 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe",
         type=Path,
-        metavar="FOLDER",
-        help="say how many epochs this recipe trains (the published one for BERT-large)",
+        metavar="RECIPE",
+        help="say how many epochs this recipe (a folder, or a name such as bert-base) trains; "
+        "without it, the published one for BERT-large",
     )
 
 

@@ -2,8 +2,8 @@
 
 All ways take turns (A B C, C B A, A B C, ...) in one process, each going on in its own stream where
 it stopped, so that a machine whose speed drifts does not favour one; medians. What is measured is
-one worker: a single thread, or a single thread and the reader processes that feed it. After the
-first turns the shards lie in the system's page cache, if it can hold them.
+a single thread, as training reads. After the first turns the shards lie in the system's page cache,
+if it can hold them.
 
 `packed` are rows end to end with their lengths, as attention without padding takes them; `padded`
 are the batches that `bert_ds.data.collate` makes. Where a dataset was prepared with `--masking
@@ -24,7 +24,6 @@ from typing import Any
 from bert_ds.config.batch import BatchPlan
 from bert_ds.data.collate import collate, pack
 from bert_ds.data.masks import is_left_to_the_reader
-from bert_ds.data.processes import ReaderProcesses
 from bert_ds.data.reader import open_dataset
 from bert_ds.data.row_copy import cut_rows
 from bert_ds.data.rows import RowStream, StreamSpec, UpdateRows
@@ -49,25 +48,19 @@ class Measurement:
     Attributes:
         batches: "packed" or "padded".
         masking: "token" or "whole_word" where rows are masked on the way; None where they are not.
-        reader_processes: 0 where the measuring thread reads by itself.
         rows_per_s: median over the turns.
         tokens_per_s: real tokens at that rate.
     """
 
     batches: str
     masking: str | None
-    reader_processes: int
     rows_per_s: float
     tokens_per_s: float
 
     @property
     def name(self) -> str:
         """What a table calls it."""
-        masking = f", masked on the way ({self.masking})" if self.masking else ""
-        processes = self.reader_processes
-        plural = "es" if processes > 1 else ""
-        readers = f", {processes} reader process{plural}" if processes else ", one thread"
-        return f"{self.batches}{masking}{readers}"
+        return self.batches + (f", masked on the way ({self.masking})" if self.masking else "")
 
 
 @dataclass(frozen=True)
@@ -105,14 +98,11 @@ class DataBench:
 class _Way:
     batches: str
     masking: MaskingKind | None
-    reader_processes: int
     updates: Iterator[UpdateRows]
 
     def read(self, num_rows: int, micro_batch_size: int) -> float:
         """Seconds to make the micro batches of so many rows."""
         make: Callable[[Block], object] = pack if self.batches == "packed" else collate
-        for _ in range(2 * self.reader_processes):  # made ahead while others had their turn
-            next(self.updates)
         started = time.perf_counter()
         for _ in range(num_rows // UPDATE_ROWS):
             for rows in cut_rows(next(self.updates).rows, micro_batch_size):
@@ -159,7 +149,7 @@ def bench_data(folder: Path, repeats: int) -> DataBench:
         repeats=repeats,
         num_cores=len(os.sched_getaffinity(0)),
         measurements=tuple(
-            Measurement(way.batches, way.masking, way.reader_processes, rate, rate * mean_length)
+            Measurement(way.batches, way.masking, rate, rate * mean_length)
             for way, rate in zip(ways, rates, strict=True)
         ),
     )
@@ -178,11 +168,7 @@ def _open_ways(
         for batches in ("packed", "padded"):
             stream = RowStream(spec)
             stack.callback(stream.close)
-            ways.append(_Way(batches, masking, 0, stream.updates(0)))
-        for count in (1, 2):
-            processes = ReaderProcesses(spec, 0, count)
-            stack.callback(processes.close)
-            ways.append(_Way("packed", masking, count, processes))
+            ways.append(_Way(batches, masking, stream.updates(0)))
     return ways
 
 
@@ -193,10 +179,10 @@ def as_text(bench: DataBench) -> str:
         f"({bench.mean_length:.1f} on average), micro batches of {bench.micro_batch_size}, "
         f"{bench.num_cores} cores; medians of {bench.repeats} turns of {bench.turn_rows:,} rows",
         "",
-        f"{'micro batches':60}{'rows/s':>12}{'M tokens/s':>12}",
+        f"{'micro batches':40}{'rows/s':>12}{'M tokens/s':>12}",
     ]
     lines += [
-        f"{each.name:60}{each.rows_per_s:12,.0f}{each.tokens_per_s / 1e6:12.1f}"
+        f"{each.name:40}{each.rows_per_s:12,.0f}{each.tokens_per_s / 1e6:12.1f}"
         for each in bench.measurements
     ]
     return "\n".join(lines)

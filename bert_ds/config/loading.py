@@ -18,22 +18,43 @@ from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import ConfigError
 from bert_ds.files import read_json_object
 
+_SHIPPED = Path(__file__).resolve().parents[2] / "ds_configs"
+"""The shipped recipes; they lie next to the package in a clone and in an installation alike."""
+
 
 def load_run_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe folder, apply overrides, validate.
 
     Args:
-        recipe: folder that holds `recipe.json` and the DeepSpeed JSONs that it names.
+        recipe: folder that holds `recipe.json` and the DeepSpeed JSONs that it names, or the name
+            of a shipped one.
         overrides: `path=value` each; the value is JSON, or a plain string where it is not. A path
             that begins with `deepspeed.` applies to every phase, `phases.1.deepspeed.` to one.
 
     Raises:
         ConfigError: a file is missing or not JSON, a key is unknown, a value is out of range.
     """
-    tree = _read_recipe(recipe)
+    tree = _read_recipe(find_recipe(recipe))
     for override in overrides:
         _apply_override(tree, override)
     return validate_run_config(tree, where=str(recipe))
+
+
+def find_recipe(recipe: Path) -> Path:
+    """Return a recipe's folder: the one at that path or, where there is none, the shipped one.
+
+    Raises:
+        ConfigError: there is no such folder, and no shipped recipe of that name.
+    """
+    if recipe.is_dir():
+        return recipe
+    shipped = {path.parent.name: path.parent for path in _SHIPPED.glob("*/recipe.json")}
+    if str(recipe) in shipped:
+        return shipped[str(recipe)]
+    raise ConfigError(
+        f"no recipe folder at {recipe.absolute()}, and no shipped recipe of that name; give a "
+        f"folder with a recipe.json, or one of {', '.join(sorted(shipped))}"
+    )
 
 
 def validate_run_config(tree: dict[str, Any], where: str) -> RunConfig:
@@ -45,11 +66,6 @@ def validate_run_config(tree: dict[str, Any], where: str) -> RunConfig:
 
 
 def _read_recipe(recipe: Path) -> dict[str, Any]:
-    if not recipe.is_dir():
-        raise ConfigError(
-            f"no recipe folder at {recipe.absolute()}; a recipe is a folder with a recipe.json, as "
-            "those in ds_configs/ of the source tree"
-        )
     tree = read_json_object(recipe / "recipe.json", ConfigError)
     tree.setdefault("recipe", recipe.resolve().name)
     if isinstance(tree.get("init_from"), str):

@@ -128,11 +128,20 @@ class LoggingConfig(FrozenConfig):
 class DataConfig(FrozenConfig):
     """How rows come to a rank. Changes speed alone: batches are the same whatever these say."""
 
-    reader_processes: int = Field(default=0, ge=0)
-    """Processes a rank that read and mask rows; with 0 a thread of the training process does."""
     cache_dir: Path | None = None
     """Folder on a local disk of each host where shards are copied to when they are first read; for
     datasets on slow file systems. null reads them where they are."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reader_processes_are_gone(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "reader_processes" in value:
+            raise ValueError(
+                "reader_processes is gone, for one thread reads and masks rows many times faster "
+                "than a GPU trains on them; leave it out, and set data.cache_dir for slow file "
+                "systems"
+            )
+        return value
 
 
 BatchLayout = Literal["unpadded", "packed", "padded"]

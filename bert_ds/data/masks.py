@@ -1,7 +1,7 @@
 """Masks that are made as rows are read, new ones in every epoch (Liu et al. 2019, section 4.1).
 
 For datasets that were prepared with `--masking none`. The masks of a row are a function of
-(dataset, seed, epoch, row of the dataset): world size, micro batch, reader processes and a resume
+(dataset, seed, epoch, row of the dataset): world size, micro batch and a resume
 change nothing. Held-out rows always get the same masks, whatever the seed, so that evaluations
 compare.
 

@@ -1,4 +1,4 @@
-"""One rank's rows of every update, without padding. Knows no torch: reader processes import it.
+"""One rank's rows of every update, without padding.
 
 Update k of a phase takes stream rows [k B, (k + 1) B), B = train_batch_size; rank r takes the r-th
 of world_size equal slices. `samples_seen` = k B is the whole resume state.
@@ -38,7 +38,7 @@ class UpdateRows:
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """Everything that decides a rank's rows; small enough to be sent to another process.
+    """Everything that decides a rank's rows.
 
     Attributes:
         folder: the dataset.
@@ -78,16 +78,11 @@ class RowStream:
             kind = spec.dynamic_masking
             self._masks = training_masks(spec.folder, spec.manifest, kind, spec.seed)
 
-    def updates(self, position: int, every: int = 1) -> Iterator[UpdateRows]:
-        """Every `every`-th update from stream position `position` on.
-
-        Args:
-            position: of an update's first row, a multiple of train_batch_size.
-            every: 1 for all updates.
-        """
+    def updates(self, position: int) -> Iterator[UpdateRows]:
+        """Yield the updates from stream position `position` (a multiple of train_batch_size) on."""
         while True:
             yield self.update(position)
-            position += every * self._batch.train_batch_size
+            position += self._batch.train_batch_size
 
     def update(self, position: int) -> UpdateRows:
         """The rank's rows of the update whose first row is at `position`.

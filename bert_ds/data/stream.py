@@ -14,7 +14,6 @@ import numpy as np
 from bert_ds.batch import Batch
 from bert_ds.config.recipe import BatchLayout
 from bert_ds.data.layout import empty_micro_batch, micro_batches
-from bert_ds.data.processes import ReaderProcesses
 from bert_ds.data.rows import RowStream, StreamSpec, UpdateRows
 
 log = logging.getLogger(__name__)
@@ -52,20 +51,10 @@ class RankUpdate:
 class TrainStream:
     """Makes the updates of one rank, from any position on, without end."""
 
-    def __init__(
-        self, spec: StreamSpec, reader_processes: int = 0, layout: BatchLayout = "unpadded"
-    ) -> None:
-        """Open nothing yet.
-
-        Args:
-            spec: what to read.
-            reader_processes: processes that read it, 0 for the thread that asks for updates.
-            layout: how the rows of a micro batch lie.
-        """
+    def __init__(self, spec: StreamSpec, layout: BatchLayout = "unpadded") -> None:
+        """Keep what to read and how the rows of a micro batch lie; open nothing yet."""
         self._spec = spec
         self._layout = layout
-        self._reader_processes = reader_processes
-        self._processes: list[ReaderProcesses] = []
 
     def updates(self, position: int) -> Generator[RankUpdate, None, None]:
         """Updates from stream position `position` (a multiple of train_batch_size) on.
@@ -73,31 +62,12 @@ class TrainStream:
         Raises:
             DataError: while it is iterated, where a row is due that cannot be read.
         """
-        if self._reader_processes == 0:
-            return self._read_here(RowStream(self._spec), position)
-        processes = ReaderProcesses(self._spec, position, self._reader_processes)
-        self._processes.append(processes)
-        return self._read_elsewhere(processes)
-
-    def close(self) -> None:
-        """End the reader processes, within seconds, also while another thread waits for them."""
-        for processes in self._processes:
-            processes.close()
-        self._processes.clear()
-
-    def _read_here(self, stream: RowStream, position: int) -> Generator[RankUpdate, None, None]:
+        stream = RowStream(self._spec)
         try:
             for update in stream.updates(position):
                 yield self._collated(update)
         finally:
             stream.close()
-
-    def _read_elsewhere(self, processes: ReaderProcesses) -> Generator[RankUpdate, None, None]:
-        try:
-            for update in processes:
-                yield self._collated(update)
-        finally:
-            processes.close()
 
     def _collated(self, update: UpdateRows) -> RankUpdate:
         rows, batch = update.rows, self._spec.batch

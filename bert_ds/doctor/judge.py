@@ -273,7 +273,7 @@ def _limits(hosts: Sequence[HostFacts], num_ranks: int) -> list[Finding]:
     small = {h.host: h.shared_memory_bytes for h in hosts if h.shared_memory_bytes < _SHARED_MEMORY}
     if small:
         told = ", ".join(f"{host} has {size >> 20} MiB" for host, size in small.items())
-        way_out = "NCCL and reader processes use /dev/shm: docker run --shm-size=8g, or --ipc=host"
+        way_out = "NCCL uses /dev/shm: docker run --shm-size=8g, or --ipc=host"
         findings.append(Finding("warning", "shared memory", told, way_out))
     if not findings:
         first = hosts[0]

@@ -12,7 +12,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import safetensors.torch
 import torch
@@ -56,7 +56,6 @@ _DECODER_TIES = {
 
 Architecture = Literal["BertForPreTraining", "BertForMaskedLM", "BertModel"]
 """Hugging Face's class of an export: what of the heads it has."""
-ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
 
 _LEFT_OUT: dict[Architecture, tuple[str, ...]] = {
     "BertForPreTraining": (),

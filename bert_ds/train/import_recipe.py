@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from bert_ds.config.loading import load_run_config
+from bert_ds.config.loading import find_recipe, load_run_config
 from bert_ds.errors import CheckpointError, ConfigError
 from bert_ds.files import folder_written_at_once, read_json_object, write_json
 from bert_ds.model import BertForPreTraining, export_pretraining, import_pretraining, init_weights
@@ -66,6 +66,7 @@ def import_as_recipe(folder: Path, recipe: Path, output_dir: Path) -> ImportedRe
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
         raise CheckpointError(f"{output_dir} exists and is not an empty folder; choose another")
+    recipe = find_recipe(recipe)
     seed = load_run_config(recipe).seed
     tokenizer, imported = read_tokenizer(folder), import_pretraining(folder)
     num_cut = imported.config.vocab_size - len(tokenizer.pieces)

@@ -143,7 +143,6 @@ class _Phase:
         except DivergedError as err:
             diverged = str(err)  # the error itself would keep the engine in memory
         finally:
-            self.parts.stream.close()
             updates.close()
             for sink in self.sinks:
                 sink.close()

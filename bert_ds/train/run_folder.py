@@ -160,8 +160,11 @@ class RunFolder:
         path = self.path / "config.json"
         if not path.exists():
             return None
-        content = read_json_object(path, CheckpointError)
-        return validate_run_config(content.get("config", {}), where=str(path))
+        tree = read_json_object(path, CheckpointError).get("config", {})
+        if isinstance(tree, dict) and isinstance(tree.get("data"), dict):
+            # Runs of earlier versions hold this setting, which changed speed alone and is gone.
+            tree["data"].pop("reader_processes", None)
+        return validate_run_config(tree, where=str(path))
 
     def read_summary(self) -> dict[str, Any]:
         """What `summary.json` holds; empty where there is none."""

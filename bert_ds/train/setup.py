@@ -154,11 +154,8 @@ def build_phase(
     batch = phase.plan_batch(world.world_size)
     unused = [] if data.manifest.pair_label_name else model.pair_parameter_names()
     engine = build_engine(phase, model, batch, world, unused, config.max_skipped_in_a_row)
-    stream = TrainStream(
-        stream_spec(config, data, batch, world.rank),
-        config.data.reader_processes,
-        config.execution.batch_layout,
-    )
+    spec = stream_spec(config, data, batch, world.rank)
+    stream = TrainStream(spec, config.execution.batch_layout)
     return PhaseSetup(engine, stream, batch, phase.deepspeed.optimizer.lr)
 
 

@@ -17,6 +17,7 @@ _PUBLISHED = (
     ("NVIDIA's phase 2", 512, 32_768 * 1_563),
 )
 """NVIDIA DeepLearningExamples, PyTorch BERT-large, pretrain_config.sh."""
+_SHIPPED = Path(__file__).resolve().parents[2] / "ds_configs"
 
 
 class PhaseRows(NamedTuple):
@@ -28,20 +29,23 @@ class PhaseRows(NamedTuple):
 
 
 def read_phases(recipe: Path | None) -> list[PhaseRows]:
-    """The phases of a recipe folder; of the published recipe for BERT-large without one.
+    """Return the phases of a recipe, a folder or the name of a shipped one.
+
+    Without one they are those of the published recipe for BERT-large.
 
     Raises:
         UsageError: it cannot be read, or a phase lacks a size.
     """
     if recipe is None:
         return [PhaseRows(*phase) for phase in _PUBLISHED]
+    folder = recipe if recipe.is_dir() else _SHIPPED / recipe
     try:
-        content = json.loads((recipe / "recipe.json").read_text(encoding="utf-8"))
-        return [_phase(recipe, phase) for phase in content["phases"]]
+        content = json.loads((folder / "recipe.json").read_text(encoding="utf-8"))
+        return [_phase(folder, phase) for phase in content["phases"]]
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise UsageError(
             f"--recipe {recipe}: no recipe with phases, steps and train_batch_size "
-            f"({type(err).__name__}: {err}); give a folder such as ds_configs/bert-large."
+            f"({type(err).__name__}: {err}); give a folder, or a name such as bert-large."
         ) from err
 
 

@@ -44,16 +44,16 @@ def final_weights(run_folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / (folder / "latest").read_text().strip() / "weights.safetensors")
 
 
-def test_a_run_trains_reports_no_nsp_and_is_the_same_with_processes_cache_and_a_kill(
+def test_a_run_trains_reports_no_nsp_and_is_the_same_with_a_cache_and_a_kill(
     data: Path, tiny_recipe_folder: Path, tmp_path: Path
 ) -> None:
     plain, other = tmp_path / "plain", tmp_path / "other"
     run_on_ranks(2, pretrain_in_rank, tmp_path, tiny_recipe_folder, data, plain, [])
-    settings = ["--set", "data.reader_processes=2", f"data.cache_dir={tmp_path / 'cache'}"]
+    settings = ["--set", f"data.cache_dir={tmp_path / 'cache'}"]
     command = deepspeed_pretrain(2, tiny_recipe_folder, data, other, *settings)
     process = start(*command)
     wait_until(lambda: len(rows_of(other)) >= 12 + 3, process)
-    kill(process)  # and wait until nothing of the group is left: no reader process either
+    kill(process)
     done = run(*command)
     assert done.returncode == 0, done.stderr
 

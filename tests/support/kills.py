@@ -2,8 +2,8 @@
 
     python -m tests.support.kills FOLDER --kills 50
 
-trains a tiny model on two ranks under the deepspeed launcher, with dropout, masks that are drawn as
-rows are read, and reader processes. Each start is killed with SIGKILL at a random moment, also
+trains a tiny model on two ranks under the deepspeed launcher, with dropout and masks that are drawn
+as rows are read. Each start is killed with SIGKILL at a random moment, also
 while a checkpoint is written: the whole job, or one rank, whereupon the job must end by itself. The
 same command then goes on, until the run is complete; where kills are left, another run begins.
 Weights, moments, held-out result and every logged update must be those of the undisturbed run.
@@ -29,7 +29,7 @@ UPDATES_A_KILL = 0.7
 """Fewer than a start gains between two kills: they reach well into the second phase."""
 SECONDS_TO_END = 90.0
 SETTINGS = [
-    "--set", "model.hidden_dropout_prob=0.2", "dynamic_masking=token", "data.reader_processes=1",
+    "--set", "model.hidden_dropout_prob=0.2", "dynamic_masking=token",
     "deepspeed.zero_optimization.stage=2", "evaluation.every_steps=7",
 ]  # fmt: skip
 

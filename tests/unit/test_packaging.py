@@ -1,16 +1,19 @@
-"""What is asked of the packages below: bounds, pins, and that they can be met together.
+"""What is asked of the packages below: bounds, pins, and that they agree; and what checks it all.
 
 `make resolve` asks the package index; these tests need no network.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -34,6 +37,7 @@ def lines_of(text: str) -> list[Requirement]:
     return [Requirement(line) for line in lines if line]
 
 
+MAKEFILE = (ROOT / "Makefile").read_text()
 CONSTRAINTS = lines_of((ROOT / "constraints.txt").read_text())
 
 
@@ -103,9 +107,41 @@ def test_what_the_installed_packages_ask_for_agrees_with_the_pins(python: str) -
 
 def test_the_supported_pythons_are_the_same_everywhere() -> None:
     assert PROJECT["requires-python"] == f">={PYTHONS[0]}"
-    makefile = (ROOT / "Makefile").read_text()
-    assert f"PYTHONS := {' '.join(PYTHONS)}\n" in makefile
-    assert f"LOWEST_PYTHON ?= {PYTHONS[0]}\n" in makefile
+    assert f"PYTHONS := {' '.join(PYTHONS)}\n" in MAKEFILE
+    assert f"LOWEST_PYTHON ?= {PYTHONS[0]}\n" in MAKEFILE
+    assert workflow_jobs()["quick"]["strategy"]["matrix"]["python"] == PYTHONS
+
+
+def workflow_jobs() -> dict[str, Any]:
+    """The jobs that a code host runs for each change."""
+    text = (ROOT / ".github" / "workflows" / "checks.yml").read_text()
+    jobs: dict[str, Any] = yaml.safe_load(text)["jobs"]
+    return jobs
+
+
+def make_targets() -> set[str]:
+    (targets,) = re.findall(r"^\.PHONY: (.+)$", MAKEFILE, re.MULTILINE)
+    return set(targets.split())
+
+
+def test_a_code_host_runs_what_anybody_can_run() -> None:
+    """Each step is a target of the Makefile or a script, so that a failure can be repeated."""
+    called = []
+    for job in workflow_jobs().values():
+        commands = [step["run"] for step in job["steps"] if "run" in step]
+        for command in commands:
+            program, *arguments = command.split()
+            if program == "make":
+                assert set(arguments) <= make_targets()
+            elif program != "apt-get":
+                assert os.access(ROOT / program, os.X_OK), command
+        called += commands
+    assert {"make test-quick", "make check", "make docs", ".ci/run"} <= set(called)
+
+
+def test_every_target_is_explained_by_make_help() -> None:
+    explained = set(re.findall(r"^# make ([a-z-]+) ", MAKEFILE, re.MULTILINE))
+    assert explained | {"help"} == make_targets()
 
 
 def test_readme_names_the_cpu_build_of_the_pinned_torch() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bert_ds.config.loading import load_run_config
+from bert_ds.config.loading import find_recipe, load_run_config
 from bert_ds.errors import ConfigError
 from tests.support.recipes import tiny_recipe, write_recipe
 
@@ -88,6 +88,8 @@ def test_a_deepspeed_override_of_one_phase_leaves_the_other_alone(tmp_path: Path
         ("phases.1.name=phase1", "phase names must differ; they are phase1, phase1"),
         ("phases.0.schedule.kind=cosine", "polynomial"),
         ("phases.0.deepspeed=5", "'phases.0.deepspeed'"),
+        ("data.reader_processes=2", "'data': reader_processes is gone, for one thread"),
+        ("data.reader_processes=0", "leave it out, and set data.cache_dir for slow file systems"),
     ],
 )
 def test_a_wrong_override_is_told_with_the_way_out(
@@ -111,9 +113,28 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         load_run_config(write_recipe(tmp_path, recipe))
 
 
+def test_a_shipped_recipe_is_found_by_its_name_wherever_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_recipe(Path("bert-large")).samefile(RECIPES[0].parents[1] / "bert-large")
+    assert load_run_config(Path("bert-large")).recipe == "bert-large"
+    write_recipe(tmp_path / "bert-large")  # a folder of that name is meant where there is one
+    assert find_recipe(Path("bert-large")) == Path("bert-large")
+    assert load_run_config(Path("bert-large")).model.hidden_size < 1024
+
+
+@pytest.mark.parametrize("recipe", ["nowhere", "ds_configs/bert-base", "../ds_configs/bert-base"])
+def test_an_unknown_recipe_is_refused_with_the_names_of_the_shipped_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped = "one of bert-base, bert-large, bert-tiny-demo$"
+    with pytest.raises(ConfigError, match=rf"no recipe folder at .*{recipe}, .*; .*, or {shipped}"):
+        find_recipe(Path(recipe))
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no recipe folder at .*nowhere"):
-        load_run_config(tmp_path / "nowhere")
     folder = write_recipe(tmp_path / "recipe")
     (folder / "phase2.json").unlink()
     with pytest.raises(ConfigError, match=r"cannot read .*phase2\.json"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,12 +57,24 @@ def test_what_changes_speed_alone_may_differ(folder: RunFolder, tmp_path: Path) 
         tmp_path,
         "checkpoint.every_steps=77",
         "logging.every_steps=5",
-        "data.reader_processes=4",
         "data.cache_dir=/scratch/cache",
         "deepspeed.train_micro_batch_size_per_gpu=2",
         "deepspeed.zero_optimization.stage=2",
     )
     folder.check_belongs_to(other, is_fresh_start=False)
+
+
+@pytest.mark.parametrize("reader_processes", [0, 4])
+def test_a_setting_of_earlier_versions_does_not_keep_a_run_from_being_read(
+    folder: RunFolder, tmp_path: Path, reader_processes: int
+) -> None:
+    config = config_with(tmp_path, "data.cache_dir=/scratch/cache")
+    folder.write_config(config, {})
+    path = folder.path / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["data"]["reader_processes"] = reader_processes
+    path.write_text(json.dumps(content))
+    assert folder.read_config() == config
 
 
 def test_a_fresh_start_in_a_used_folder_is_refused(folder: RunFolder, tmp_path: Path) -> None:

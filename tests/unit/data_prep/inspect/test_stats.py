@@ -72,6 +72,7 @@ def test_epochs_are_those_of_the_recipe(prepare: Prepare, tmp_path: Path) -> Non
         list(describe_folder(folder, recipe))
     shipped = Path(__file__).parents[4] / "ds_configs" / "bert-large"
     assert [phase.rows for phase in read_phases(shipped)] == [65_536 * 7_038, 32_768 * 1_563]
+    assert read_phases(Path("bert-large")) == read_phases(shipped)
     assert read_phases(None)[0].rows == 65_536 * 7_038
 
 
