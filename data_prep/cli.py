@@ -300,7 +300,7 @@ def _shards(parsed: argparse.Namespace) -> int:
             phases = read_phases(parsed.recipe)
             preparation = Preparation(
                 inputs=parsed.input,
-                vocabulary_path=str(parsed.vocab),
+                vocabulary_path=parsed.vocab,
                 vocabulary=vocabulary_with_casing(parsed.vocab, parsed.cased, parsed.strip_accents),
                 output_dir=parsed.output_dir,
                 options=_shard_options(parsed),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +17,13 @@ import numpy.typing as npt
 
 from data_prep.contract.errors import DataError
 from data_prep.contract.format import token_dtype
-from data_prep.contract.manifest import VOCABULARY_NAME
 from data_prep.contract.randomness import keyed_hash, keyed_words
 from data_prep.contract.storage import crc32_file
-from data_prep.contract.wordpiece import load_vocabulary
-from data_prep.pieces.encode import Encoded, TextEncoder
+from data_prep.pieces.encode import Encoded
 from data_prep.pieces.scripts import count_letters, new_block_counts
 from data_prep.running.files import atomic_file, read_work_json, write_work_json
-from data_prep.stages.plan import Plan, load_plan, stored_files
+from data_prep.stages.job import Job
+from data_prep.stages.plan import stored_files
 from data_prep.stages.spill import SpillWriter, section_table
 from data_prep.text.file_chunks import read_files
 
@@ -110,26 +108,17 @@ def _is_done(work: Path, task: int) -> bool:
         return False
 
 
-@lru_cache(maxsize=1)
-def encoder_of(work: Path) -> TextEncoder:
-    """The encoder of this process."""
-    plan = load_plan(work)
-    entry = plan.vocabulary
-    vocabulary = load_vocabulary(work / VOCABULARY_NAME, entry.lowercase, entry.strip_accents)
-    key = keyed_hash(plan.options.seed, "content")
-    return TextEncoder(vocabulary, plan.options.sentences, key)
-
-
-def run_map_task(work: Path, task: int) -> None:
-    """Does one map task, unless it is done: a spill and a result in the work folder.
+def run_map_task(job: Job, task: int) -> None:
+    """Do one map task, unless it is done: a spill and a result in the work folder.
 
     Raises:
         InputError: text that cannot be used.
         OutputError: the spill cannot be written.
     """
+    work, plan = job.work, job.plan
     if _is_done(work, task):
         return
-    plan, encoder = load_plan(work), encoder_of(work)
+    encoder = job.encoder
     encoder.take_unknown()
     key = np.uint64(keyed_hash(plan.options.seed, "documents"))
     num_buckets = np.uint64(plan.num_buckets)
@@ -139,7 +128,7 @@ def run_map_task(work: Path, task: int) -> None:
     contents: list[npt.NDArray[np.uint64]] = []
     with atomic_file(spill_path(work, task), is_durable=False) as file:
         writer = SpillWriter(file, token_dtype(plan.vocabulary.size))
-        for batch in _batches(work, plan, task, encoder):
+        for batch in _batches(job, task):
             is_text = batch.encoded.num_sentences > 0
             skipped += int(np.count_nonzero(~is_text))
             encoded = _without_empty(batch.encoded, is_text)
@@ -220,12 +209,13 @@ def _without_empty(encoded: Encoded, is_text: npt.NDArray[np.bool_]) -> Encoded:
     )
 
 
-def _batches(work: Path, plan: Plan, task: int, encoder: TextEncoder) -> Iterator[_Batch]:
-    """The documents of a task; all pieces of a document that was cut have its first one's hash."""
+def _batches(job: Job, task: int) -> Iterator[_Batch]:
+    """Yield the documents of a task; all parts of one that was cut have the hash of the first."""
     last_content = None
-    segment = plan.tasks[task]
-    files = stored_files(work, plan).part(segment.first, segment.last)
-    chunks = read_files(files, plan.options.text_format, segment.first, segment.start, segment.end)
+    encoder, segment = job.encoder, job.plan.tasks[task]
+    files = stored_files(job.work, job.plan).part(segment.first, segment.last)
+    text_format = job.plan.options.text_format
+    chunks = read_files(files, text_format, segment.first, segment.start, segment.end)
     for chunk, inputs in chunks:
         if last_content is None:
             encoder.check(chunk)

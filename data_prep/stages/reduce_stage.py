@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ import numpy.typing as npt
 from data_prep.contract.errors import DataError
 from data_prep.contract.format import Block, IntArray, count_dtype, position_dtype, token_dtype
 from data_prep.contract.manifest import (
-    VOCABULARY_NAME,
     ShardEntry,
     SplitSource,
     dataset_folder,
@@ -31,12 +29,13 @@ from data_prep.contract.manifest import (
 from data_prep.contract.masking import MaskedRows, MaskingRules, mask_rows
 from data_prep.contract.randomness import keyed_hash, keyed_words
 from data_prep.contract.storage import crc32_file, sha256_file
-from data_prep.contract.wordpiece import Vocabulary, load_vocabulary
+from data_prep.contract.wordpiece import Vocabulary
 from data_prep.running.files import atomic_file, damaged_work, read_work_json, write_work_json
 from data_prep.stages.groups import load_group
+from data_prep.stages.job import Job
 from data_prep.stages.map_stage import spill_path
 from data_prep.stages.pairs import Documents, Pairs, make_pairs
-from data_prep.stages.plan import Plan, ShardOptions, load_plan
+from data_prep.stages.plan import Plan, ShardOptions
 from data_prep.stages.rows import assemble
 from data_prep.stages.shard_writer import write_shards
 from data_prep.stages.spill import Columns, joined, read_sections
@@ -111,11 +110,12 @@ def is_begun(work: Path, task: ReduceTask) -> bool:
     return result_path(work, task).is_file()
 
 
-def _is_done(work: Path, task: ReduceTask) -> bool:
+def _is_done(job: Job, task: ReduceTask) -> bool:
     """Whether a reduce task has left a result and shards that are whole."""
+    work = job.work
     if not is_begun(work, task):
         return False
-    length = load_plan(work).options.sequence_length[task.length_index]
+    length = job.plan.options.sequence_length[task.length_index]
     try:
         result = load_result(work, task)
         shards = [
@@ -130,21 +130,15 @@ def _is_done(work: Path, task: ReduceTask) -> bool:
         return False
 
 
-@lru_cache(maxsize=1)
-def vocabulary_of(work: Path) -> Vocabulary:
-    """The vocabulary of this process."""
-    return load_vocabulary(work / VOCABULARY_NAME)
-
-
-def run_reduce_task(work: Path, task: ReduceTask) -> None:
-    """Does one reduce task, unless it is done: shards, and a result in the work folder.
+def run_reduce_task(job: Job, task: ReduceTask) -> None:
+    """Do one reduce task, unless it is done: shards, and a result in the work folder.
 
     Raises:
         OutputError: a shard cannot be written.
     """
-    if _is_done(work, task):
+    if _is_done(job, task):
         return
-    plan, vocabulary = load_plan(work), vocabulary_of(work)
+    work, plan, vocabulary = job.work, job.plan, job.vocabulary
     length = plan.options.sequence_length[task.length_index]
     columns = _read_group(work, plan, task)
     summer = TotalsSummer(length, len(vocabulary), vocabulary.id_of("[UNK]"))
