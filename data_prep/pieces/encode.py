@@ -31,7 +31,14 @@ from data_prep.pieces.characters import (
     has_flag,
     missing_page,
 )
-from data_prep.pieces.scan import Scanned, finish_hash, hash_piece, scan
+from data_prep.pieces.scan import (
+    Scanned,
+    ScanSettings,
+    Tables,
+    finish_hash,
+    hash_piece,
+    scan,
+)
 from data_prep.pieces.trie import make_trie
 from data_prep.pieces.word_rules import make_rule_words
 from data_prep.pieces.words import make_word_table, settle_unknown
@@ -247,19 +254,9 @@ class TextEncoder:
             np.zeros(2, np.int64),
             self._unknown,
         )
-        has_room = scan(
-            data,
-            chunk.starts,
-            chunk.ends,
-            self._sentences != "rules",
-            self._key,
-            self.unknown_id,
-            self._characters.arrays,
-            self._trie,
-            self._rule_words,
-            self._table,
-            out,
-        )
+        settings = ScanSettings(self._sentences != "rules", self._key, self.unknown_id)
+        tables = Tables(self._characters.arrays, self._trie, self._rule_words, self._table)
+        has_room = scan(data, chunk.starts, chunk.ends, settings, tables, out)
         assert has_room, "a character has more than four pieces"
         return Encoded(
             out.num_sentences,

@@ -240,7 +240,7 @@ def _documents(columns: Columns, plan: Plan) -> Documents:
 def _ordered_pairs(columns: Columns, plan: Plan, task: ReduceTask) -> Pairs:
     """The pairs of all documents and duplicates in random order."""
     pairs = make_pairs(_documents(columns, plan), plan.options.pair_rules(task.length_index))
-    return pairs.taken(_row_order(len(pairs), plan.options, task))
+    return pairs.select(_row_order(len(pairs), plan.options, task))
 
 
 def _blocks(
@@ -257,7 +257,7 @@ def _blocks(
     )
     for start in range(0, len(pairs), options.rows_per_block):
         rows = np.arange(start, min(start + options.rows_per_block, len(pairs)))
-        yield _block(columns, pairs.taken(rows), options, task.length_index, special, rules)
+        yield _block(columns, pairs.select(rows), options, task.length_index, special, rules)
 
 
 def _row_order(count: int, options: ShardOptions, task: ReduceTask) -> IntArray:
