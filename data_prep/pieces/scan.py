@@ -159,6 +159,16 @@ def finish_hash(content: np.uint64) -> np.uint64:
     return content ^ (content >> np.uint64(32))
 
 
+# How a document is scanned. One turn of the loop takes one word. Between two turns the state is
+#   place           the byte behind the last word
+#   id_place        where the next piece goes; all words so far have written theirs
+#   words           words of the sentence so far, 0 at the start of the document
+#   sentence_start  where the pieces of this sentence begin
+#   before          bits of the last word, by which it may end a sentence
+# A word first writes its pieces. Only then is it known whether a sentence ended in front of
+# it, because that depends on its own bits, too: so a sentence is closed at `id_start`, where
+# the pieces of the word begin, and the word is the first of the next one. Words without pieces
+# (accents alone, say) count as words, but a sentence without pieces is not written.
 @compiled
 def _scan_document(
     data: npt.NDArray[np.uint8],
@@ -170,17 +180,6 @@ def _scan_document(
     scratch: _Scratch,
 ) -> bool:
     """Add the sentences of the document in bytes [place, stop) to `out`; False without room."""
-    # One turn of the loop takes one word. Between two turns the state is
-    #   place           the byte behind the last word
-    #   id_place        where the next piece goes; all words so far have written theirs
-    #   words           words of the sentence so far, 0 at the start of the document
-    #   sentence_start  where the pieces of this sentence begin
-    #   before          bits of the last word, by which it may end a sentence
-    # A word first writes its pieces. Only then is it known whether a sentence ended in front of
-    # it, because that depends on its own bits, too: so a sentence is closed at `id_start`, where
-    # the pieces of the word begin, and the word is the first of the next one. Words without pieces
-    # (accents alone, say) count as words, but a sentence without pieces is not written.
-    #
     # Fields are looked up once: each look takes and gives back a reference, an atomic operation.
     flags, by_lines = tables.characters.flags, settings.by_lines
     table = tables.words

@@ -38,10 +38,15 @@ class TextSums(NamedTuple):
     """Sums over the documents of a task; see `manifest.TextFacts`."""
 
     sentences: int = 0
+    """Number of sentences."""
     pieces: int = 0
+    """Number of pieces."""
     single_sentence_documents: int = 0
+    """Documents of one sentence."""
     single_sentence_pieces: int = 0
+    """Pieces of these."""
     unknown_pieces: int = 0
+    """Pieces that are [UNK]."""
 
 
 class MapResult(NamedTuple):
@@ -56,10 +61,11 @@ class MapResult(NamedTuple):
     highest_valid: list[int]
     """The largest content hashes of the valid split, different ones."""
     unknown_characters: dict[str, int]
-    """How often characters were met that no piece begins with."""
+    """How often characters were found that no piece begins with."""
     character_blocks: list[tuple[int, int]]
     """Blocks of 128 characters that the text has letters of, and how many."""
     sums: TextSums
+    """Sums over the documents."""
     contents_offset: int
     """Where in the spill the content hashes of all documents lie, to its end."""
     crc32: int
@@ -70,35 +76,39 @@ class _Batch(NamedTuple):
     """Documents of some inputs."""
 
     inputs: npt.NDArray[np.uint32]
+    """uint32 [D], the file of each document."""
     offsets: npt.NDArray[np.uint64]
+    """uint64 [D], the offset of each in its file."""
     text: bytes
+    """The text that holds them."""
     encoded: Encoded
+    """The documents as piece ids."""
 
 
 def spill_path(work: Path, task: int) -> Path:
-    """The spill of a map task."""
+    """Return the spill of a map task."""
     return work / "map" / f"{task:05d}.spill"
 
 
 def result_path(work: Path, task: int) -> Path:
-    """The result of a map task; it is written last."""
+    """Return the result of a map task; it is written last."""
     return work / "map" / f"{task:05d}.json"
 
 
 def load_result(work: Path, task: int) -> MapResult:
-    """The result of a map task that is done."""
+    """Return the result of a map task that is done."""
     content = read_work_json(result_path(work, task))
     sums = TextSums(**content.pop("sums"))
     return MapResult(section_table(content.pop("sections")), sums=sums, **content)
 
 
 def is_begun(work: Path, task: int) -> bool:
-    """Whether a map task has left a result, be it a damaged one."""
+    """Return whether a map task has left a result, be it a damaged one."""
     return result_path(work, task).is_file() and spill_path(work, task).is_file()
 
 
 def _is_done(work: Path, task: int) -> bool:
-    """Whether a map task has left a result that is whole."""
+    """Return whether a map task has left a result that is whole."""
     if not is_begun(work, task):
         return False
     try:
@@ -161,20 +171,20 @@ def run_map_task(job: Job, task: int) -> None:
 
 
 def load_contents(work: Path, task: int) -> npt.NDArray[np.uint64]:
-    """The content hashes of all documents of a map task that is done, in no order."""
+    """Return the content hashes of all documents of a map task that is done, in no order."""
     with spill_path(work, task).open("rb") as file:
         file.seek(load_result(work, task).contents_offset)
         return np.fromfile(file, "<u8")
 
 
 def _result_to_json(result: MapResult) -> dict[str, Any]:
-    """A result as plain JSON values."""
+    """Return a result as plain JSON values."""
     sections, sums = result.sections.tolist(), result.sums._asdict()
     return {**result._asdict(), "sections": sections, "sums": sums}
 
 
 def _added(sums: TextSums, encoded: Encoded, unknown_id: int) -> TextSums:
-    """The sums with more documents, none of them empty."""
+    """Return the sums with more documents, none of them empty."""
     first = np.cumsum(encoded.num_sentences) - encoded.num_sentences
     single = first[encoded.num_sentences == 1]
     more = (
@@ -188,12 +198,12 @@ def _added(sums: TextSums, encoded: Encoded, unknown_id: int) -> TextSums:
 
 
 def is_held_out(content: npt.NDArray[np.uint64], valid_fraction: float) -> npt.NDArray[np.bool_]:
-    """Which texts are in the valid split, by their 64-bit hashes; bool [n]."""
+    """Return which texts are in the valid split, by their 64-bit hashes; bool [n]."""
     return np.asarray(content < np.uint64(valid_fraction * 2.0**64))
 
 
 def _keep_named(named: set[int], content: npt.NDArray[np.uint64], is_lowest: bool) -> None:
-    """Adds to `named` what belongs to the few lowest (or highest) hashes."""
+    """Add to `named` what belongs to the few lowest (or highest) hashes."""
     distinct = np.unique(content)
     named.update(
         distinct[:NAMED_HASHES].tolist() if is_lowest else distinct[-NAMED_HASHES:].tolist()
@@ -203,7 +213,7 @@ def _keep_named(named: set[int], content: npt.NDArray[np.uint64], is_lowest: boo
 
 
 def _without_empty(encoded: Encoded, is_text: npt.NDArray[np.bool_]) -> Encoded:
-    """The documents that hold a piece; the others have neither sentences nor ids."""
+    """Return the documents that hold a piece; the others have neither sentences nor ids."""
     return encoded._replace(
         num_sentences=encoded.num_sentences[is_text], content=encoded.content[is_text]
     )

@@ -81,7 +81,7 @@ class Documents(NamedTuple):
 
 
 class _Texts(NamedTuple):
-    """Documents as the compiled code walks through them."""
+    """What compiled code looks up to make a pair, and no more: it is passed by value for each."""
 
     bounds: IntArray
     """int64 [S + 1], the first token of each sentence, and the end of the last."""
@@ -91,10 +91,6 @@ class _Texts(NamedTuple):
     """uint64 [D], as in `Documents`."""
     next_others: IntArray
     """int64 [D], the next document with another text."""
-    keys: WordArray
-    """uint64 [D], as in `Documents`."""
-    copies: IntArray
-    """int64 [D], as in `Documents`."""
 
 
 class _Settings(NamedTuple):
@@ -177,8 +173,6 @@ def make_pairs(documents: Documents, rules: PairRules) -> Pairs:
         np.concatenate([[0], np.cumsum(cut.num_sentences)]),
         cut.content,
         _next_others(cut.content),
-        cut.keys,
-        cut.copies,
     )
     settings = _Settings(
         _KINDS.index(rules.kind),
@@ -188,9 +182,9 @@ def make_pairs(documents: Documents, rules: PairRules) -> Pairs:
         rules.max_tokens,
         rules.short_sequence_probability,
     )
-    count = _make_rows(texts, settings, _columns(0))
+    count = _make_rows(texts, cut.keys, cut.copies, settings, _columns(0))
     pairs = _columns(count)
-    _make_rows(texts, settings, pairs)
+    _make_rows(texts, cut.keys, cut.copies, settings, pairs)
     return pairs
 
 
@@ -234,10 +228,12 @@ _NO_PAIR = -1  # as a label: the chunk gives no row
 
 
 @compiled
-def _make_rows(texts: _Texts, settings: _Settings, out: Pairs) -> int:
+def _make_rows(
+    texts: _Texts, keys: WordArray, copies: IntArray, settings: _Settings, out: Pairs
+) -> int:
     """Write as many rows as `out` has room for; return how many there are."""
     # Fields that the inner loop needs are looked up once: each look costs an atomic operation.
-    bounds, first, copies, keys = texts.bounds, texts.first, texts.copies, texts.keys
+    bounds, first = texts.bounds, texts.first
     a_start, a_length, b_start, b_length = out.a_start, out.a_length, out.b_start, out.b_length
     label, is_divided, row_keys = out.label, out.is_divided, out.row_keys
     longest, sequence_length = settings.longest, settings.sequence_length
@@ -258,7 +254,7 @@ def _make_rows(texts: _Texts, settings: _Settings, out: Pairs) -> int:
                     start, new_label = _whole_sentences(bounds, start, last, target, pair), 0
                 else:
                     start, new_label = _make_pair(
-                        texts, settings, document, start, target, stream, pair
+                        texts, settings, document, start, last, target, stream, pair
                     )
                 if new_label == _NO_PAIR:
                     continue
@@ -291,6 +287,7 @@ def _make_pair(
     settings: _Settings,
     document: int,
     start: int,
+    last: int,
     target: int,
     stream: WordArray,
     pair: IntArray,
@@ -300,7 +297,7 @@ def _make_pair(
     Returns:
         The sentence to go on from, and the label; `_NO_PAIR` where there is none.
     """
-    bounds, last = texts.bounds, texts.first[document + 1]
+    bounds = texts.bounds
     end = start + 1
     while end < last and bounds[end] - bounds[start] < target:
         end += 1

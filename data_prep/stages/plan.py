@@ -61,22 +61,29 @@ class ShardOptions:
     duplicate_factor: int = 5
     """How often each document is used, with other pairs and masks."""
     seed: int = 0
+    """Key of all random numbers."""
     masking: MaskingKind | Literal["none"] = "token"
     """"none" leaves the masking to the reader, who makes new masks every epoch."""
     pairs: PairKind = "next_sentence"
+    """What the label of a row says; see `data_prep.stages.pairs`."""
     random_next: RandomNext = "google"
     """Whose second segments are random; see `data_prep.stages.pairs`."""
     short_sequence_probability: float = 0.1
+    """Probability that a row is made for a random smaller number of tokens."""
     valid_fraction: float = 0.01
     """Share of the documents that are held out."""
     rows_per_block: int = 1_024
+    """Rows of each block but the last of a group."""
     blocks_per_shard: int = 256
+    """Blocks of each shard but the last of a group."""
     sentences: str = "rules"
     """How text is cut into sentences; see `data_prep.text.sentences`."""
     memory_per_worker: int = 1 << 30
     """Bytes that a worker may take; decides how the documents are grouped."""
     one_document_per_file: bool = False
+    """Whether a .txt file is one document."""
     json_field: str = "text"
+    """The field of .jsonl lines that holds the text."""
 
     @property
     def text_format(self) -> TextFormat:
@@ -129,6 +136,7 @@ class Segment:
     """A map task: the documents of files [first, last), or part of a single file."""
 
     first: int
+    """Number of the first file."""
     last: int
     """Equal to `first` where there is nothing to do."""
     start: int = 0
@@ -142,9 +150,13 @@ class Plan:
     """What is to be done, as it lies in the work folder."""
 
     options: ShardOptions
+    """All parameters that decide the bytes."""
     vocabulary: VocabularyEntry
+    """The vocabulary's entry in the manifests."""
     inputs: InputSummary
+    """The input files, summed up."""
     tasks: tuple[Segment, ...]
+    """The map tasks, by their numbers."""
     text_bytes: int
     """About how many bytes of text there are in all files."""
     weights: tuple[tuple[int, float], ...]

@@ -54,6 +54,7 @@ class Decision:
     """What is to be done, and all that is needed to do it."""
 
     action: Action
+    """What is done."""
     plan: Plan
     """What is worked on from now on; of no use to `COMPLETE` and `REFUSE`."""
     tasks_to_redo: tuple[int, ...] = ()
