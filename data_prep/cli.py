@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
         arguments: as on the command line; None takes those of this process.
@@ -61,7 +61,7 @@ def _exit_code_of(parsed: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(prog="bert-prep", description="Text to pretraining shards.")
     jobs = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_vocab(jobs.add_parser("vocab", help="train a WordPiece vocabulary"))
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_inputs(parser: argparse.ArgumentParser) -> None:
-    """Arguments about the text and how it is cut into pieces."""
+    """Add the arguments about the text and how it is cut into pieces."""
     parser.add_argument(
         "--input",
         nargs="+",
@@ -108,7 +108,7 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_vocab(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `vocab`."""
+    """Add the arguments of `vocab`."""
     _add_inputs(parser)
     parser.add_argument(
         "--vocab-size", type=int, default=30_522, metavar="N", help="pieces (30522)"
@@ -136,7 +136,7 @@ def _add_vocab(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_shards(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `shards`."""
+    """Add the arguments of `shards`."""
     _add_inputs(parser)
     add = parser.add_argument
     add("--vocab", type=Path, required=True, metavar="vocab.txt", help="a piece a line")
@@ -157,7 +157,7 @@ def _add_shards(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_recipe(parser: argparse.ArgumentParser) -> None:
-    """The recipe whose epochs are told."""
+    """Add the recipe whose epochs are reported."""
     parser.add_argument(
         "--recipe",
         type=Path,
@@ -168,7 +168,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_shard_options(parser: argparse.ArgumentParser) -> None:
-    """Arguments that decide the bytes of the shards, besides text, vocabulary and lengths."""
+    """Add what decides the bytes of the shards, besides text, vocabulary and lengths."""
     add = parser.add_argument
     add("--max-predictions", type=int, nargs="+", metavar="N", help="for each length (20, 80)")
     add("--duplicate-factor", type=int, default=5, metavar="K", help="uses of each document (5)")
@@ -219,7 +219,7 @@ def _add_shard_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _new_file(text: str) -> Path:
-    """A file to be written, whose folder is there."""
+    """Return a file to be written, whose folder is there."""
     path = Path(text)
     if not path.absolute().parent.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: there is no folder {path.absolute().parent}")
@@ -227,7 +227,7 @@ def _new_file(text: str) -> Path:
 
 
 def _size(text: str) -> int:
-    """Bytes out of a number and a unit."""
+    """Return bytes out of a number and a unit."""
     units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
     number = text.rstrip("KMGTiB")
     unit = text[len(number) :].removesuffix("B").removesuffix("i")
@@ -238,7 +238,7 @@ def _size(text: str) -> int:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    """Arguments of `bench`."""
+    """Add the arguments of `bench`."""
     parser.add_argument("inputs", nargs="+", metavar="PATH", help="text, as --input of shards")
     add = parser.add_argument
     add("--vocab", type=Path, metavar="vocab.txt", help="pieces (trained on the text first)")
@@ -260,7 +260,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _vocab(parsed: argparse.Namespace) -> int:
-    """`bert-prep vocab`."""
+    """Run `bert-prep vocab`."""
     from data_prep.pieces.vocabulary_job import VocabularyJob, make_vocabulary
     from data_prep.pieces.vocabulary_training import VocabularyOptions
     from data_prep.text.inputs import TextFormat
@@ -281,7 +281,7 @@ def _vocab(parsed: argparse.Namespace) -> int:
 
 
 def _shards(parsed: argparse.Namespace) -> int:
-    """`bert-prep shards`."""
+    """Run `bert-prep shards`."""
     from data_prep.running.executor import make_executor
 
     with make_executor(parsed.jobs) as executor:
@@ -301,7 +301,7 @@ def _shards(parsed: argparse.Namespace) -> int:
             phases = read_phases(parsed.recipe)
             preparation = Preparation(
                 inputs=parsed.input,
-                vocabulary_path=str(parsed.vocab),
+                vocabulary_path=parsed.vocab,
                 vocabulary=vocabulary_with_casing(parsed.vocab, parsed.cased, parsed.strip_accents),
                 output_dir=parsed.output_dir,
                 options=_shard_options(parsed),
@@ -312,7 +312,7 @@ def _shards(parsed: argparse.Namespace) -> int:
         except DataPrepError as err:
             if executor.is_root:
                 raise
-            return err.exit_code  # rank 0 says what is wrong
+            return err.exit_code  # rank 0 reports what is wrong
         if executor.is_root:
             print("\n".join(map(str, folders)))
     if executor.is_root and parsed.timings:
@@ -321,7 +321,7 @@ def _shards(parsed: argparse.Namespace) -> int:
 
 
 def _shard_options(parsed: argparse.Namespace) -> ShardOptions:
-    """The parameters of a preparation; UsageError where they do not fit each other."""
+    """Return the parameters of a preparation; UsageError where they do not fit each other."""
     from data_prep.contract.masking import default_max_predictions
     from data_prep.stages.plan import ShardOptions
 
@@ -352,7 +352,7 @@ def _shard_options(parsed: argparse.Namespace) -> ShardOptions:
 
 
 def _verify(parsed: argparse.Namespace) -> int:
-    """`bert-prep verify`."""
+    """Run `bert-prep verify`."""
     from data_prep.contract.manifest import SPLITS, load_manifest
     from data_prep.inspect.verify import verify_folder
     from data_prep.running.progress import Progress
@@ -367,7 +367,7 @@ def _verify(parsed: argparse.Namespace) -> int:
 
 
 def _show(parsed: argparse.Namespace) -> int:
-    """`bert-prep show`."""
+    """Run `bert-prep show`."""
     from data_prep.inspect.show import show_rows
 
     if parsed.rows < 1:
@@ -379,7 +379,7 @@ def _show(parsed: argparse.Namespace) -> int:
 
 
 def _stats(parsed: argparse.Namespace) -> int:
-    """`bert-prep stats`."""
+    """Run `bert-prep stats`."""
     from data_prep.inspect.stats import describe_folder
     from data_prep.inspect.stats_plot import check_picture, draw_folder
 
@@ -394,7 +394,7 @@ def _stats(parsed: argparse.Namespace) -> int:
 
 
 def _bench(parsed: argparse.Namespace) -> int:
-    """`bert-prep bench`."""
+    """Run `bert-prep bench`."""
     from data_prep.bench.many_files import run_files_bench
     from data_prep.bench.throughput import BenchOptions, run_bench
 

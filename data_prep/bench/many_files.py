@@ -34,13 +34,17 @@ class FilesMeasured:
     """Preparations of one number of files; medians."""
 
     files: int
+    """Number of files."""
     input_bytes: int
+    """Bytes of all of them."""
     cpu_s: float
     """User and system time of all processes."""
     total_s: float
+    """Seconds from the start of the command to its end."""
     peak_mib: float
     """Largest resident memory of a single process."""
     manifest_bytes: int
+    """Size of the manifest."""
 
 
 def run_files_bench(

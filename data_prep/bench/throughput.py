@@ -39,8 +39,11 @@ class BenchOptions:
     vocab_size: int = 30_522
     """Pieces to train."""
     cased: bool = False
+    """Keep upper case and accents."""
     sequence_length: int = 128
+    """Tokens of a full row."""
     duplicate_factor: int = 1
+    """How often each document is used."""
     jobs: Sequence[int] = (1,)
     """Numbers of processes to compare."""
     repeats: int = 3
@@ -52,19 +55,23 @@ class Measured:
     """One preparation."""
 
     jobs: int
+    """Number of processes."""
     total_s: float
     """From the start of the command to its end."""
     stages_s: dict[str, float]
+    """Seconds by stage."""
     rows: int
+    """Rows of both splits."""
     peak_mib: float
     """Largest resident memory of a single process."""
     cpu_s: float
     """User and system time of all processes."""
     manifest_bytes: int
+    """Size of the manifest."""
 
 
 def run_bench(options: BenchOptions, json_path: Path | None = None) -> Iterator[str]:
-    """Measures, and yields lines for people.
+    """Measure, and yield lines for people.
 
     Raises:
         UsageError: a number below 1, or an input that does not exist.
@@ -111,12 +118,12 @@ def machine(options: BenchOptions) -> str:
 
 
 def _total(runs: Sequence[Measured], jobs: int) -> float:
-    """Median seconds of the runs with `jobs` processes."""
+    """Return median seconds of the runs with `jobs` processes."""
     return median(run.total_s for run in runs if run.jobs == jobs)
 
 
 def _line(runs: Sequence[Measured], size: int) -> str:
-    """The medians of some equal runs."""
+    """Return the medians of some equal runs."""
     total = median(run.total_s for run in runs)
     stages = ", ".join(
         f"{name} {median(run.stages_s[name] for run in runs):.2f}" for name in runs[0].stages_s
@@ -129,7 +136,7 @@ def _line(runs: Sequence[Measured], size: int) -> str:
 
 
 def train(options: BenchOptions, path: Path) -> Path:
-    """A vocabulary of the text."""
+    """Return a vocabulary of the text."""
     arguments = ["vocab", "--input", *options.inputs, "--output", str(path)]
     arguments += ["--vocab-size", str(options.vocab_size), *(["--cased"] * options.cased)]
     _run(arguments)
@@ -175,7 +182,7 @@ def prepare(
 
 
 def _run(arguments: Sequence[str]) -> None:
-    """Runs a command of `bert-prep`; DataPrepError with its message where it fails."""
+    """Run a command of `bert-prep`; DataPrepError with its message where it fails."""
     command = [sys.executable, "-m", "data_prep", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -30,7 +30,7 @@ _PREFIX = "compiled-"
 
 
 def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """`function`, compiled when it is called first; other threads run meanwhile."""
+    """Return `function`, compiled when it is called first; other threads run meanwhile."""
     options: Any = {"nogil": True, "error_model": "numpy"}
     folder = _cache_folder()
     if folder is None:  # it is compiled in every process
@@ -44,7 +44,7 @@ def compiled(function: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 @lru_cache(maxsize=1)
 def _cache_folder() -> Path | None:
-    """The folder for code compiled from these sources; None where none can be written."""
+    """Return the folder for code compiled from these sources; None where none can be written."""
     here = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for package in (here, here.with_name("bert_ds")):  # a kernel may call one of another file
@@ -62,7 +62,7 @@ def _cache_folder() -> Path | None:
 
 
 def _is_ready(folder: Path) -> bool:
-    """Whether `folder` is there and can be written; those of older sources make room for it."""
+    """Return whether `folder` can be written; make it, and remove those of older sources."""
     try:
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
@@ -75,14 +75,14 @@ def _is_ready(folder: Path) -> bool:
 
 
 def plain(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """A compiled function as it is written; what it calls stays compiled."""
+    """Return a compiled function as it is written; what it calls stays compiled."""
     return cast("Callable[Parameters, Result]", cast(Any, function).py_func)
 
 
 @compiled
 def integer(value: Any) -> int:
-    """`value` as a signed 64-bit number.
+    """Return `value` as a signed 64-bit number.
 
-    Compiled code gives a number with a fraction where a signed and an unsigned one meet.
+    Compiled code gives a number with a fraction where a signed and an unsigned one are added.
     """
     return np.int64(value)  # type: ignore[return-value]  # one number to compiled code

@@ -11,19 +11,25 @@ _NAMED = 5
 """Inputs that are named one by one."""
 
 
-def differences(there: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Return what differs between two identities, in words."""
+def differences(saved: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return what differs between two identities, in words.
+
+    Args:
+        saved: what was asked for before.
+        new: what is asked for now.
+        prefix: goes before each name.
+    """
     found = []
-    for key in sorted({*there, *now}):
-        old, new = there.get(key), now.get(key)
-        if old == new:
+    for key in sorted({*saved, *new}):
+        saved_value, new_value = saved.get(key), new.get(key)
+        if saved_value == new_value:
             continue
         if key == "inputs":
-            found += _input_difference(old, new)
-        elif isinstance(old, Mapping) and isinstance(new, Mapping):
-            found += differences(old, new, f"{key} ")
+            found += _input_difference(saved_value, new_value)
+        elif isinstance(saved_value, Mapping) and isinstance(new_value, Mapping):
+            found += differences(saved_value, new_value, f"{key} ")
         else:
-            found.append(f"{prefix}{key}: {old} there, {new} now")
+            found.append(f"{prefix}{key}: {saved_value} there, {new_value} now")
     return found
 
 

@@ -1,12 +1,12 @@
-"""The errors that a user of `data_prep` can meet and mend.
+"""The errors of `data_prep` that a user can correct.
 
-Every message says what is wrong, the values, the rule, and the way out. Anything that is not one
+Every message holds what is wrong, the values, the rule, and how to fix it. Anything that is not one
 of these classes is a fault of `data_prep` itself.
 """
 
 
 class DataPrepError(Exception):
-    """Base of all errors that a user can mend. `exit_code` is what the command exits with."""
+    """Base of all errors that a user can correct. `exit_code` is what the command exits with."""
 
     exit_code = 1
 

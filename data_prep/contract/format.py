@@ -55,36 +55,32 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of pretraining data, masks applied, without padding.
-
-    Attributes:
-        tokens: uint16 (uint32 above 65,536 pieces) [T], [CLS] and [SEP] included, rows end to end.
-        length: uint16 [n], tokens of the row.
-        segment_a_length: uint16 [n], tokens of segment A with its [CLS] and [SEP].
-        num_predictions: uint8 or uint16 [n], masked positions of the row.
-        masked_lm_positions: uint8 (uint16 above 256 tokens a row) [P], positions in the row.
-        masked_lm_ids: as `tokens` [P], the pieces that stood there.
-        pair_label: uint8 [n], 0 true next (or in order), 1 random (or swapped); None for rows of
-            one segment.
-        pair_label_name: the name of `pair_label` in the file, one of `PAIR_LABEL_NAMES`, or None.
-    """
+    """Some rows of pretraining data, masks applied, without padding."""
 
     tokens: UnsignedArray
+    """uint16 (uint32 above 65,536 pieces) [T], [CLS] and [SEP] included, rows end to end."""
     length: UnsignedArray
+    """uint16 [n], tokens of the row."""
     segment_a_length: UnsignedArray
+    """uint16 [n], tokens of segment A with its [CLS] and [SEP]."""
     num_predictions: UnsignedArray
+    """uint8 or uint16 [n], masked positions of the row."""
     masked_lm_positions: UnsignedArray
+    """uint8 (uint16 above 256 tokens a row) [P], positions in the row."""
     masked_lm_ids: UnsignedArray
+    """As `tokens` [P], the pieces that stood there."""
     pair_label: UnsignedArray | None
+    """uint8 [n], 0 true next (or in order), 1 random (or swapped); None for rows of one segment."""
     pair_label_name: str | None
+    """The name of `pair_label` in the file, one of `PAIR_LABEL_NAMES`, or None."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self.length)
 
 
 def concatenate_blocks(blocks: Iterable[Block]) -> Block:
-    """The rows of several blocks, one after the other; at least one block."""
+    """Return the rows of several blocks, one after the other; at least one block."""
     parts = list(blocks)
     if len(parts) == 1:
         return parts[0]
@@ -95,7 +91,7 @@ def concatenate_blocks(blocks: Iterable[Block]) -> Block:
 
 
 def select_rows(block: Block, rows: IntArray) -> Block:
-    """The given rows of a block, in the given order.
+    """Return the given rows of a block, in the given order.
 
     Args:
         block: the rows to choose from.
@@ -118,7 +114,7 @@ def select_rows(block: Block, rows: IntArray) -> Block:
 
 
 def spread(starts: IntArray, sizes: IntArray) -> IntArray:
-    """The indices start, start + 1, ... of every span, one span after the other.
+    """Return the indices start, start + 1, ... of every span, one span after the other.
 
     Args:
         starts: int64 [m], first index of each span.
@@ -132,22 +128,22 @@ def spread(starts: IntArray, sizes: IntArray) -> IntArray:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype[Any]:
-    """The dtype of piece ids: uint16 up to 65,536 pieces, else uint32."""
+    """Return the dtype of piece ids: uint16 up to 65,536 pieces, else uint32."""
     return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
 
 
 def position_dtype(sequence_length: int) -> np.dtype[Any]:
-    """The dtype of positions in a row: uint8 up to 256 tokens, else uint16."""
+    """Return the dtype of positions in a row: uint8 up to 256 tokens, else uint16."""
     return np.dtype(np.uint8 if sequence_length <= 1 << 8 else np.uint16)
 
 
 def count_dtype(max_predictions_per_seq: int) -> np.dtype[Any]:
-    """The dtype of `num_predictions`: uint8 up to 255 predictions, else uint16."""
+    """Return the dtype of `num_predictions`: uint8 up to 255 predictions, else uint16."""
     return np.dtype(np.uint8 if max_predictions_per_seq < 1 << 8 else np.uint16)
 
 
 def encode_block(block: Block) -> bytes:
-    """The bytes of `block`; equal arrays give equal bytes.
+    """Return the bytes of `block`; equal arrays give equal bytes.
 
     Args:
         block: rows with one-dimensional little-endian arrays.
@@ -175,7 +171,7 @@ def encode_block(block: Block) -> bytes:
 
 
 def _npy_bytes(array: UnsignedArray) -> bytes:
-    """`array` as an `.npy` file of version 1.0, as NumPy writes it."""
+    """Return `array` as an `.npy` file of version 1.0, as NumPy writes it."""
     shape = str(len(array))
     header = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': ({shape},), }}"
     header += " " * (_SHAPE_DIGITS - len(shape))
@@ -185,7 +181,7 @@ def _npy_bytes(array: UnsignedArray) -> bytes:
 
 
 def decode_block(data: bytes | memoryview, where: str) -> Block:
-    """Reads what `encode_block` wrote; the arrays are copies of their own.
+    """Read what `encode_block` wrote; the arrays are copies of their own.
 
     Args:
         data: the whole `.npz` file.
@@ -207,7 +203,7 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
 
 
 def block_checksum(data: bytes | memoryview) -> int:
-    """One number for the content of a block: crc32 over the checksums of its fields, in order.
+    """Return a number for the content of a block: crc32 over the checksums of its fields.
 
     The fields themselves are not read; `decode_block` holds them against these checksums.
 
@@ -228,7 +224,7 @@ def block_checksum(data: bytes | memoryview) -> int:
 
 
 def checksum_of_ending(ending: bytes) -> int:
-    """What `block_checksum` gives, from the last `ENDING_BYTES` of the block alone.
+    """Return what `block_checksum` gives, from the last `ENDING_BYTES` of the block alone.
 
     Raises:
         ValueError: the bytes are not the end of an `.npz` as `encode_block` writes it.
@@ -250,7 +246,7 @@ def checksum_of_ending(ending: bytes) -> int:
 
 
 def _read_fields(data: memoryview) -> dict[str, UnsignedArray]:
-    """The arrays of an `.npz` whose members are stored, by name; ValueError on anything broken."""
+    """Return the arrays of an `.npz` whose members are stored; raise ValueError on any damage."""
     fields: dict[str, UnsignedArray] = {}
     offset = 0
     while bytes(data[offset : offset + 4]) == b"PK\x03\x04":
@@ -271,7 +267,7 @@ def _read_fields(data: memoryview) -> dict[str, UnsignedArray]:
 
 
 def _read_npy(payload: memoryview, name: str) -> UnsignedArray:
-    """One `.npy` file of a one-dimensional unsigned array; ValueError on anything else."""
+    """Return one `.npy` file of a one-dimensional unsigned array; ValueError on anything else."""
     if bytes(payload[:8]) != b"\x93NUMPY\x01\x00":
         raise ValueError(f"field {name} is not an npy file of version 1.0")
     (header_size,) = struct.unpack_from("<H", payload, 8)
@@ -285,7 +281,7 @@ def _read_npy(payload: memoryview, name: str) -> UnsignedArray:
 
 
 def _checked_block(fields: dict[str, UnsignedArray], where: str) -> Block:
-    """The block of `fields`, once names and sizes agree."""
+    """Return the block of `fields`, once names and sizes agree."""
     labels = [name for name in PAIR_LABEL_NAMES if name in fields]
     expected = {*_FIELDS, *labels}
     if len(labels) > 1 or set(fields) != expected:

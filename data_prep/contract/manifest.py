@@ -50,6 +50,7 @@ class ShardEntry:
     count: int
     """Rows of all its blocks."""
     blocks: tuple[BlockEntry, ...]
+    """The blocks, in their order in the file."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class InputSummary:
     """All input files together: of bounded size, however many there are."""
 
     files: int
+    """Number of files."""
     bytes: int
+    """Bytes of all of them."""
     sha256: str
     """Checksum over the sizes, contents and weights of all files in order, hexadecimal; no name
     is in it, nor under which of the given paths a file was found."""
@@ -96,16 +99,16 @@ class InputSummary:
     """The paths that were given, in order."""
 
     def identity(self) -> list[Any]:
-        """What of it decides the bytes of a dataset, as plain JSON values."""
+        """Return what of it decides the bytes of a dataset, as plain JSON values."""
         return [self.files, self.bytes, self.sha256]
 
     def to_json(self) -> dict[str, Any]:
-        """The summary as plain JSON values."""
+        """Return the summary as plain JSON values."""
         return {**vars(self), "given": [vars(entry).copy() for entry in self.given]}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> InputSummary:
-        """The reverse of `to_json`; KeyError or TypeError where a field is wrong."""
+        """Return the reverse of `to_json`; KeyError or TypeError where a field is wrong."""
         given = tuple(InputEntry(**entry) for entry in content["given"])
         return cls(**{**content, "given": given})
 
@@ -115,8 +118,11 @@ class Totals:
     """Sums over all rows of a split."""
 
     rows: int = 0
+    """Number of rows."""
     tokens: int = 0
+    """Tokens of all rows."""
     predictions: int = 0
+    """Masked positions of all rows."""
     label_1: int = 0
     """Rows whose second segment is random (or swapped)."""
     length_histogram: tuple[int, ...] = ()
@@ -136,6 +142,7 @@ class SplitSource:
     """What the rows of a split were made of, as far as they do not show it themselves."""
 
     documents: int = 0
+    """Documents that the rows are made of."""
     documents_without_partner: int = 0
     """Documents that had no other text to take a random second segment from."""
     divided_rows: int = 0
@@ -147,7 +154,9 @@ class TextFacts:
     """What the text of both splits is like."""
 
     sentences: int = 0
+    """Sentences of all documents."""
     pieces: int = 0
+    """Pieces of all documents."""
     single_sentence_documents: int = 0
     """Documents of one sentence."""
     single_sentence_pieces: int = 0
@@ -165,6 +174,7 @@ class Manifest:
     """Everything about a dataset folder; see the attributes of its parts."""
 
     tool_version: str
+    """Version of the package that made the folder."""
     sequence_length: int
     """The most tokens a row may have."""
     max_predictions_per_seq: int
@@ -172,13 +182,19 @@ class Manifest:
     pair_label_name: str | None
     """None where rows are single segments."""
     vocabulary: VocabularyEntry
+    """The vocabulary and how text is normalised."""
     parameters: Mapping[str, Any]
     """Every parameter of the preparation, the seed included."""
     inputs: InputSummary
+    """The input files, summed up."""
     train_shards: tuple[ShardEntry, ...]
+    """Shards for training."""
     valid_shards: tuple[ShardEntry, ...]
+    """Shards that are held out."""
     train_totals: Totals
+    """Sums over the rows for training."""
     valid_totals: Totals
+    """Sums over the rows that are held out."""
     documents: int = 0
     """Documents that hold text, of both splits."""
     repeated_documents: int = 0
@@ -186,31 +202,35 @@ class Manifest:
     unknown_characters: tuple[tuple[str, int], ...] = ()
     """The commonest characters that no piece begins with, and how often the text has each."""
     train_source: SplitSource = SplitSource()
+    """What the rows for training are made of."""
     valid_source: SplitSource = SplitSource()
+    """What the rows that are held out are made of."""
     text: TextFacts = TextFacts()
+    """What was found out about the text."""
     format_version: int = FORMAT_VERSION
+    """Version of the format of shards and manifest."""
     fingerprint: str = ""
-    """sha256 over all that determines the bytes of the shards, and their own checksums."""
+    """Return the sha256 over all that determines the bytes of the shards, and their own checksums."""
 
     def shards(self, split: str) -> tuple[ShardEntry, ...]:
-        """The shards of "train" or "valid", in order."""
+        """Return the shards of "train" or "valid", in order."""
         return {"train": self.train_shards, "valid": self.valid_shards}[split]
 
     def totals(self, split: str) -> Totals:
-        """The totals of "train" or "valid"."""
+        """Return the totals of "train" or "valid"."""
         return {"train": self.train_totals, "valid": self.valid_totals}[split]
 
     def source(self, split: str) -> SplitSource:
-        """What the rows of "train" or "valid" were made of."""
+        """Return what the rows of "train" or "valid" were made of."""
         return {"train": self.train_source, "valid": self.valid_source}[split]
 
     def with_fingerprint(self) -> Manifest:
-        """The same manifest with `fingerprint` computed from its other fields."""
+        """Return the same manifest with `fingerprint` computed from its other fields."""
         return replace(self, fingerprint=_fingerprint(self))
 
 
 def _fingerprint(manifest: Manifest) -> str:
-    """sha256 over all that determines the bytes; the names of the inputs do not."""
+    """Return the sha256 over all that determines the bytes; the names of the inputs do not."""
     content = to_json(manifest)
     content.pop("fingerprint")
     content.pop("tool_version")
@@ -227,7 +247,7 @@ def dataset_folder(data: Path, sequence_length: int) -> Path:
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
-    """`manifest` as plain JSON values, in reading order."""
+    """Return `manifest` as plain JSON values, in reading order."""
     return {
         "format_version": manifest.format_version,
         "tool_version": manifest.tool_version,
@@ -257,7 +277,7 @@ def to_json(manifest: Manifest) -> dict[str, Any]:
 
 
 def shard_to_json(shard: ShardEntry) -> dict[str, Any]:
-    """`shard` as plain JSON values; a block is [offset, size, count, checksum]."""
+    """Return `shard` as plain JSON values; a block is [offset, size, count, checksum]."""
     return {
         **vars(shard),
         "blocks": [[b.offset, b.size, b.count, b.checksum] for b in shard.blocks],
@@ -265,13 +285,13 @@ def shard_to_json(shard: ShardEntry) -> dict[str, Any]:
 
 
 def shard_from_json(content: Mapping[str, Any]) -> ShardEntry:
-    """The reverse of `shard_to_json`."""
+    """Return the reverse of `shard_to_json`."""
     blocks = tuple(BlockEntry(*block) for block in content["blocks"])
     return ShardEntry(**{**content, "blocks": blocks})
 
 
 def from_json(content: Mapping[str, Any]) -> Manifest:
-    """The reverse of `to_json`; KeyError, TypeError or ValueError where a field is wrong."""
+    """Return the reverse of `to_json`; KeyError, TypeError or ValueError where a field is wrong."""
     splits = content["splits"]
     shards = {
         split: tuple(shard_from_json(shard) for shard in splits[split]["shards"])
@@ -302,18 +322,18 @@ def from_json(content: Mapping[str, Any]) -> Manifest:
 
 
 def _totals_from_json(content: Mapping[str, Any]) -> Totals:
-    """Totals out of plain JSON values."""
+    """Return totals out of plain JSON values."""
     return Totals(**{**content, "length_histogram": tuple(content["length_histogram"])})
 
 
 def _text_from_json(content: Mapping[str, Any]) -> TextFacts:
-    """The facts about the text out of plain JSON values."""
+    """Return the facts about the text out of plain JSON values."""
     scripts = tuple((name, count) for name, count in content["scripts"])
     return TextFacts(**{**content, "scripts": scripts})
 
 
 def dumps(content: Any, indent: str = "") -> str:
-    """JSON that people can read: a line a key, but lists of plain values on one line."""
+    """Return JSON that people can read: a line a key, but lists of plain values on one line."""
     if isinstance(content, Mapping) and content:
         inner = indent + "  "
         lines = [f"{inner}{json.dumps(k)}: {dumps(v, inner)}" for k, v in content.items()]
@@ -325,7 +345,7 @@ def dumps(content: Any, indent: str = "") -> str:
 
 
 def load_manifest(folder: Path | str) -> Manifest:
-    """Reads `manifest.json` of a dataset folder; the shards are not looked at.
+    """Read `manifest.json` of a dataset folder; the shards are not looked at.
 
     Args:
         folder: a dataset folder such as `D/seq128`.
@@ -366,7 +386,7 @@ def load_manifest(folder: Path | str) -> Manifest:
 
 
 def _manifest_hint(folder: Path) -> str:
-    """The way out for a folder without a manifest."""
+    """Return the way out for a folder without a manifest."""
     inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_NAME}"))
     if inside:
         return f"; the dataset folders in it are: {', '.join(inside)}."

@@ -64,29 +64,26 @@ class MaskingRules:
 
 
 class MaskedRows(NamedTuple):
-    """Rows with masks applied.
-
-    Attributes:
-        tokens: as given [T].
-        num_predictions: int64 [n].
-        masked_lm_positions: int64 [P], positions in the row, increasing.
-        masked_lm_ids: as `tokens` [P], the pieces that stood there.
-    """
+    """Rows with masks applied."""
 
     tokens: UnsignedArray
+    """As given [T]."""
     num_predictions: IntArray
+    """int64 [n]."""
     masked_lm_positions: IntArray
+    """int64 [P], positions in the row, increasing."""
     masked_lm_ids: UnsignedArray
+    """As `tokens` [P], the pieces that stood there."""
 
 
 def num_predictions(length: IntArray, max_predictions_per_seq: int) -> IntArray:
-    """Masked positions a row of `length` tokens is to have; int64 [n]."""
+    """Return how many positions rows of `length` tokens are to have masked; int64 [n]."""
     wanted: IntArray = np.rint(MASKED_SHARE * length).astype(np.int64)
     return np.asarray(np.clip(wanted, 1, max_predictions_per_seq))
 
 
 def default_max_predictions(sequence_length: int) -> int:
-    """20 at 128 and 80 at 512, as published; elsewhere what a full row needs, and one more."""
+    """Return 20 at 128 and 80 at 512, as published; elsewhere one more than a full row needs."""
     published = {128: 20, 512: 80}
     return published.get(sequence_length, round(MASKED_SHARE * sequence_length) + 1)
 
@@ -98,7 +95,7 @@ def mask_rows(
     row_keys: WordArray,
     rules: MaskingRules,
 ) -> MaskedRows:
-    """Chooses positions in each row and masks them.
+    """Choose positions in each row and mask them.
 
     Args:
         tokens: unsigned [T], rows end to end: [CLS] A [SEP] B [SEP], or [CLS] A [SEP].
@@ -148,7 +145,7 @@ def _mask_all(
     positions: IntArray,
     originals: UnsignedArray,
 ) -> int:
-    """Masks `tokens` in place and fills the last three arrays; returns how many positions."""
+    """Mask `tokens` in place and fill the last three arrays; return how many positions."""
     longest = int(length.max()) if len(length) else 0
     words = np.empty(3 * longest + 8, np.uint64)
     stream = np.empty(STREAM_WORDS, np.uint64)
@@ -197,7 +194,7 @@ def _choose_tokens(
     order: IntArray,
     is_chosen: npt.NDArray[np.bool_],
 ) -> None:
-    """Marks `want` of the candidates by a Fisher-Yates shuffle that stops early."""
+    """Mark `want` of the candidates by a Fisher-Yates shuffle that stops early."""
     for index in range(candidates):
         order[index] = index
     for step in range(want):
@@ -215,7 +212,7 @@ def _find_words(
     is_continuation: npt.NDArray[np.bool_],
     first: IntArray,
 ) -> int:
-    """Words of a row: one begins where a segment does, or at a piece without `##`.
+    """Return words of a row: one begins where a segment does, or at a piece without `##`.
 
     Returns:
         How many; `first` gets the first candidate of each, and the number of candidates.
@@ -239,7 +236,7 @@ def _choose_words(
     order: IntArray,
     is_chosen: npt.NDArray[np.bool_],
 ) -> None:
-    """Marks words in random order while they fit into `want`; where none does, part of one."""
+    """Mark words in random order while they fit into `want`; where none does, part of one."""
     smallest = first[groups]
     for index in range(groups):
         order[index] = index

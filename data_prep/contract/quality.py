@@ -77,7 +77,7 @@ class DataFinding:
 
 
 def judge_dataset(manifest: Manifest) -> list[DataFinding]:
-    """What makes a dataset worth less than it looks, the worst first.
+    """Return what makes a dataset worth less than it looks, the worst first.
 
     Args:
         manifest: of the dataset folder.
@@ -178,7 +178,7 @@ def _uncut_cause(manifest: Manifest) -> tuple[str, str]:
 
 
 def _balanced(manifest: Manifest) -> str:
-    """A way to labels that are half and half, where it was not taken."""
+    """Return a way to labels that are half and half, where it was not taken."""
     is_google = manifest.parameters.get("random_next") == "google"
     return " or --random-next balanced" if is_google else ""
 
@@ -267,7 +267,7 @@ def _held_out(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _repeated_documents(manifest: Manifest) -> Iterator[DataFinding]:
-    """Texts that stand more than once in the inputs."""
+    """Yield texts that stand more than once in the inputs."""
     share = manifest.repeated_documents / max(manifest.documents, 1)
     if share > THRESHOLDS.repeated_documents:
         yield DataFinding(
@@ -312,7 +312,7 @@ def _repeated_cause(manifest: Manifest) -> tuple[str, str]:
 
 
 def _divided_rows(manifest: Manifest) -> Iterator[DataFinding]:
-    """Pairs whose segments are two parts of one sentence."""
+    """Yield pairs whose segments are two parts of one sentence."""
     totals, source = manifest.train_totals, manifest.train_source
     share = source.divided_rows / max(totals.rows, 1)
     if manifest.pair_label_name and share > THRESHOLDS.divided_rows:
@@ -332,7 +332,7 @@ def _divided_rows(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _padding(manifest: Manifest) -> Iterator[DataFinding]:
-    """Rows far shorter than they may be."""
+    """Yield rows far shorter than they may be."""
     totals = manifest.train_totals
     share = padding_share(manifest, totals) if totals.rows else 0.0
     if share > THRESHOLDS.padding:
@@ -349,10 +349,10 @@ def _padding(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _document_length(manifest: Manifest) -> float:
-    """Tokens of a document on average."""
+    """Return tokens of a document on average."""
     return manifest.text.pieces / max(manifest.documents, 1)
 
 
 def _script(manifest: Manifest) -> str:
-    """The script of most characters, or empty."""
+    """Return the script of most characters, or empty."""
     return manifest.text.scripts[0][0] if manifest.text.scripts else ""

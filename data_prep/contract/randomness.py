@@ -43,7 +43,7 @@ def keyed_hash(*key: str | int, bits: int = 64, separator: str = "\0") -> int:
 
 @compiled
 def philox(stream: WordArray) -> None:
-    """Draws the four words of the key and counter that `stream` holds; see `start_stream`."""
+    """Draw the four words of the key and counter that `stream` holds; see `start_stream`."""
     key_0, key_1 = stream[0], stream[1]
     word_0, word_1, word_2, word_3 = stream[2], stream[3], stream[4], stream[5]
     for _ in range(10):
@@ -58,7 +58,7 @@ def philox(stream: WordArray) -> None:
 
 @compiled
 def start_stream(stream: WordArray, key: np.uint64, a: int, b: int, c: int) -> None:
-    """Makes `stream` the numbers of (key, a, b, c), from the first on.
+    """Make `stream` the numbers of (key, a, b, c), from the first on.
 
     Args:
         stream: uint64 [STREAM_WORDS].
@@ -75,7 +75,7 @@ def start_stream(stream: WordArray, key: np.uint64, a: int, b: int, c: int) -> N
 
 @compiled
 def next_word(stream: WordArray) -> np.uint64:
-    """The next number of a stream, uniform below 2^32."""
+    """Return the next number of a stream, uniform below 2^32."""
     used = integer(stream[10])
     if used == 4:
         philox(stream)
@@ -88,19 +88,19 @@ def next_word(stream: WordArray) -> np.uint64:
 
 @compiled
 def next_below(stream: WordArray, limit: int) -> int:
-    """The next number of a stream, uniform in [0, limit) but for a bias below limit / 2^32."""
+    """Return the next number of a stream, uniform in [0, limit), biased below limit / 2^32."""
     return integer((next_word(stream) * np.uint64(limit)) >> _SHIFT)
 
 
 @compiled
 def next_is_below(stream: WordArray, probability: float) -> bool:
-    """True with `probability`, by the next number of a stream."""
+    """Return True with `probability`, by the next number of a stream."""
     return float(next_word(stream)) < probability * 4294967296.0
 
 
 @compiled
 def next_heads(stream: WordArray, count: int) -> int:
-    """How many of `count` fair coins show heads, by the next numbers of a stream."""
+    """Return how many of `count` fair coins show heads, by the next numbers of a stream."""
     heads, left = 0, count
     while left > 0:
         word = next_word(stream)
@@ -115,7 +115,7 @@ def next_heads(stream: WordArray, count: int) -> int:
 
 @compiled
 def fill_words(stream: WordArray, key: np.uint64, out: WordArray, count: int) -> None:
-    """Writes the first numbers of (key, 0, 0, 0) to `out`; faster than one at a time.
+    """Write the first numbers of (key, 0, 0, 0) to `out`; faster than one at a time.
 
     Args:
         stream: uint64 [STREAM_WORDS], used on the way.
@@ -138,11 +138,11 @@ def keyed_words(
     first: npt.NDArray[np.uint32],
     second: npt.NDArray[np.uint64],
 ) -> WordArray:
-    """A uniform 64-bit number for every pair, a function of key, purpose and pair alone.
+    """Return a uniform 64-bit number for every pair, a function of key, purpose and pair alone.
 
     Args:
         key: 64 bits.
-        purpose: below 2^32, tells numbers for different purposes apart.
+        purpose: below 2^32, sets numbers for different purposes apart.
         first: uint32 [n].
         second: uint64 [n].
 

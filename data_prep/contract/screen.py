@@ -61,7 +61,7 @@ class LastingStream:
 
 
 def has_a_screen(stream: TextIO) -> bool:
-    """Whether a bar can be drawn: a terminal, and not one of no size, as containers have them."""
+    """Return whether a bar can be drawn: a terminal, but none of no size, as in containers."""
     if not stream.isatty():
         return False
     try:

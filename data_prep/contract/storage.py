@@ -19,12 +19,12 @@ _READ_BYTES = 1 << 20
 
 @contextmanager
 def replaced_file(path: Path, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """A binary file that appears under `path` only once it is whole.
+    """Return a binary file that appears under `path` only once it is whole.
 
     Args:
         path: the final name; the temporary file lies in the same folder.
         is_durable: whether name and content survive a power cut. False does not wait for the
-            disk; a checksum kept elsewhere must then tell whether they did. A kill leaves the file
+            disk; a checksum kept elsewhere must then show whether they did. A kill leaves the file
             old or new either way.
 
     Raises:
@@ -55,7 +55,7 @@ def sync(path: Path) -> None:
 
 
 def sha256_file(path: Path) -> str:
-    """sha256 of the file's bytes, hexadecimal; OSError where it cannot be read."""
+    """Return the sha256 of the file's bytes, hexadecimal; OSError where it cannot be read."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_READ_BYTES):
@@ -64,7 +64,7 @@ def sha256_file(path: Path) -> str:
 
 
 def crc32_file(path: Path) -> int:
-    """CRC-32 of the file's bytes: against damage, not against malice."""
+    """Return the CRC-32 of the file's bytes: against damage, not against malice."""
     crc = 0
     with path.open("rb") as file:
         while chunk := file.read(_READ_BYTES):

@@ -4,7 +4,7 @@ from importlib import metadata
 
 
 def tool_version() -> str:
-    """Version of the distribution `data_prep` comes with; "unknown" where it is not installed."""
+    """Return the version of the installed distribution; "unknown" where there is none."""
     try:
         return metadata.version("bert_ds")
     except metadata.PackageNotFoundError:

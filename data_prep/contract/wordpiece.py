@@ -20,26 +20,23 @@ CONTINUATION = "##"
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Pieces in the order of their ids, and how text is normalised before it is cut.
-
-    Attributes:
-        pieces: the pieces.
-        sha256: of the vocabulary file.
-        lowercase: text is lowercased first.
-        strip_accents: accents are removed first.
-    """
+    """Pieces in the order of their ids, and how text is normalised before it is cut."""
 
     pieces: tuple[str, ...]
+    """The pieces."""
     sha256: str
+    """Of the vocabulary file."""
     lowercase: bool = True
+    """Text is lowercased first."""
     strip_accents: bool = True
+    """Accents are removed first."""
 
     def __len__(self) -> int:
-        """Number of pieces."""
+        """Return the number of pieces."""
         return len(self.pieces)
 
     def id_of(self, piece: str) -> int:
-        """The id of a piece that is there."""
+        """Return the id of a piece that is there."""
         return self.pieces.index(piece)
 
     @property
@@ -51,7 +48,7 @@ class Vocabulary:
 def load_vocabulary(
     path: Path | str, lowercase: bool = True, strip_accents: bool | None = None
 ) -> Vocabulary:
-    """Reads a `vocab.txt`: a piece a line, the special pieces at any line.
+    """Read a `vocab.txt`: a piece a line, the special pieces at any line.
 
     Args:
         path: the file.
@@ -76,7 +73,7 @@ def load_vocabulary(
 
 
 def _check_pieces(path: str, pieces: Sequence[str]) -> None:
-    """DataError where the pieces are no vocabulary."""
+    """Raise DataError where the pieces are no vocabulary."""
     missing = [piece for piece in SPECIAL_PIECES if piece not in pieces]
     if missing:
         raise DataError(
@@ -95,7 +92,7 @@ def _check_pieces(path: str, pieces: Sequence[str]) -> None:
 
 
 def reference_tokenizer(vocabulary: Vocabulary) -> BertWordPieceTokenizer:
-    """Hugging Face's own tokeniser for `vocabulary`; spelled special pieces are text."""
+    """Return Hugging Face's own tokeniser for `vocabulary`; spelled special pieces are text."""
     tokenizer = BertWordPieceTokenizer(
         {piece: index for index, piece in enumerate(vocabulary.pieces)},
         lowercase=vocabulary.lowercase,
@@ -106,5 +103,5 @@ def reference_tokenizer(vocabulary: Vocabulary) -> BertWordPieceTokenizer:
 
 
 def join_pieces(pieces: Iterable[str]) -> str:
-    """Pieces as text for people: continuations are joined to what stands before them."""
+    """Return pieces as text for people: continuations are joined to what stands before them."""
     return " ".join(pieces).replace(" " + CONTINUATION, "")

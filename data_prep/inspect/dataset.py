@@ -18,10 +18,11 @@ class PlacedBlock(NamedTuple):
     where: str
     """Shard and block, for people."""
     block: Block
+    """The block."""
 
 
 def read_shard(folder: Path, shard: ShardEntry) -> Iterator[PlacedBlock]:
-    """The blocks of one shard, by its block table.
+    """Yield the blocks of one shard, by its block table.
 
     Raises:
         DataError: the shard is missing or does not match the table; the message names it.
@@ -39,7 +40,7 @@ def read_shard(folder: Path, shard: ShardEntry) -> Iterator[PlacedBlock]:
 
 
 def _read_block(file: BinaryIO, entry: BlockEntry, where: str) -> Block:
-    """One block, once its tar header and row count agree with the table."""
+    """Return one block, once its tar header and row count agree with the table."""
     file.seek(entry.offset - tarfile.BLOCKSIZE)
     header = file.read(tarfile.BLOCKSIZE)
     try:
@@ -58,6 +59,6 @@ def _read_block(file: BinaryIO, entry: BlockEntry, where: str) -> Block:
 
 
 def read_split(folder: Path, manifest: Manifest, split: str) -> Iterator[PlacedBlock]:
-    """All blocks of a split, in order."""
+    """Yield all blocks of a split, in order."""
     for shard in manifest.shards(split):
         yield from read_shard(folder, shard)

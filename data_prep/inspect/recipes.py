@@ -24,8 +24,11 @@ class PhaseRows(NamedTuple):
     """Rows that a phase trains on, all updates together."""
 
     name: str
+    """Name of the phase."""
     sequence_length: int
+    """Tokens of a full row."""
     rows: int
+    """Rows that the phase trains on, repeated ones counted again."""
 
 
 def read_phases(recipe: Path | None) -> list[PhaseRows]:
@@ -50,7 +53,7 @@ def read_phases(recipe: Path | None) -> list[PhaseRows]:
 
 
 def _phase(recipe: Path, phase: dict[str, Any]) -> PhaseRows:
-    """One phase; KeyError, TypeError or ValueError where something is missing."""
+    """Return one phase; KeyError, TypeError or ValueError where something is missing."""
     deepspeed = json.loads((recipe / phase["deepspeed"]).read_text(encoding="utf-8"))
     rows = int(phase["total_steps"]) * int(deepspeed["train_batch_size"])
     return PhaseRows(str(phase["name"]), int(phase["sequence_length"]), rows)

@@ -27,16 +27,21 @@ LEGEND = (
 
 class _Row(NamedTuple):
     number: int
+    """Number in the split."""
     where: str
+    """Shard and block that hold it."""
     tokens: list[int]
+    """Piece ids, some of them masked."""
     segment_a_length: int
+    """Tokens up to the first [SEP]."""
     originals: dict[int, int]
     """Piece that stood at each masked position."""
     label: int | None
+    """The label; None without pairs."""
 
 
 def show_rows(folder: Path, split: str, start: int, count: int, is_coloured: bool) -> Iterator[str]:
-    """Some rows of a split, each as some lines.
+    """Yield some rows of a split, each as some lines.
 
     Args:
         folder: the dataset folder.
@@ -62,7 +67,7 @@ def show_rows(folder: Path, split: str, start: int, count: int, is_coloured: boo
 
 
 def _rows(folder: Path, split: str, start: int, count: int) -> Iterator[_Row]:
-    """Rows start, start + 1, ... of a split."""
+    """Yield rows start, start + 1, ... of a split."""
     first = 0
     for where, block in read_split(folder, load_manifest(folder), split):
         for index in range(max(start - first, 0), min(start + count - first, len(block))):
@@ -73,7 +78,7 @@ def _rows(folder: Path, split: str, start: int, count: int) -> Iterator[_Row]:
 
 
 def _row(block: Block, index: int, number: int, where: str) -> _Row:
-    """One row of a block."""
+    """Return one row of a block."""
     token_end = np.cumsum(block.length, dtype=np.int64)
     mask_end = np.cumsum(block.num_predictions, dtype=np.int64)
     tokens = slice(token_end[index] - block.length[index], token_end[index])
@@ -88,7 +93,7 @@ def _row(block: Block, index: int, number: int, where: str) -> _Row:
 
 
 def _text(row: _Row, vocabulary: Vocabulary, label_name: str | None, is_coloured: bool) -> str:
-    """A row as a heading and a line for each segment."""
+    """Return a row as a heading and a line for each segment."""
     if max([*row.tokens, *row.originals.values()]) >= len(vocabulary):
         raise DataError(f"{row.where}: a piece is not in the vocabulary; the data is damaged.")
     pieces = [_piece(row, position, vocabulary, is_coloured) for position in range(len(row.tokens))]
@@ -106,7 +111,7 @@ def _text(row: _Row, vocabulary: Vocabulary, label_name: str | None, is_coloured
 
 
 def _piece(row: _Row, position: int, vocabulary: Vocabulary, is_coloured: bool) -> str:
-    """The piece at a position, marked where it is to be predicted."""
+    """Return the piece at a position, marked where it is to be predicted."""
     piece = vocabulary.pieces[row.tokens[position]]
     if position not in row.originals:
         return piece

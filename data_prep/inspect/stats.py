@@ -33,11 +33,11 @@ class Counts:
 
 
 def describe_folder(folder: Path, recipe: Path | None = None) -> Iterator[str]:
-    """Lines about both splits of a dataset folder.
+    """Return lines about both splits of a dataset folder.
 
     Args:
         folder: the dataset folder.
-        recipe: a recipe folder, to say how many epochs it trains.
+        recipe: a recipe folder, whose epochs are reported.
 
     Raises:
         DataError: the folder is no dataset, or a shard is damaged.
@@ -67,7 +67,7 @@ def describe_folder(folder: Path, recipe: Path | None = None) -> Iterator[str]:
 
 
 def summary_lines(folder: Path, manifest: Manifest, phases: list[PhaseRows]) -> Iterator[str]:
-    """What a preparation has made, in a few lines."""
+    """Yield what a preparation has made, in a few lines."""
     train, valid = manifest.train_totals, manifest.valid_totals
     size = sum(shard.bytes for split in SPLITS for shard in manifest.shards(split))
     shards = sum(len(manifest.shards(split)) for split in SPLITS)
@@ -90,7 +90,7 @@ def log_result(folder: Path, manifest: Manifest, phases: list[PhaseRows]) -> Non
 
 
 def _document_lines(manifest: Manifest) -> Iterator[str]:
-    """What the text itself is like."""
+    """Yield what the text itself is like."""
     share = manifest.repeated_documents / max(manifest.documents, 1)
     yield f"  documents           {manifest.documents}, {share:.2%} with the text of another one"
     if manifest.unknown_characters:
@@ -101,7 +101,7 @@ def _document_lines(manifest: Manifest) -> Iterator[str]:
 
 
 def epoch_lines(manifest: Manifest, phases: list[PhaseRows]) -> Iterator[str]:
-    """How often the phases of a recipe at this sequence length go through the train split."""
+    """Yield how often the phases of a recipe at this sequence length go through the train split."""
     for phase in phases:
         if phase.sequence_length == manifest.sequence_length and manifest.train_totals.rows:
             epochs = phase.rows / manifest.train_totals.rows
@@ -113,7 +113,7 @@ def epoch_lines(manifest: Manifest, phases: list[PhaseRows]) -> Iterator[str]:
 
 
 def count_split(folder: Path, manifest: Manifest, split: str, vocabulary: Vocabulary) -> Counts:
-    """Reads all rows of a split."""
+    """Read all rows of a split."""
     special = vocabulary.special_ids
     counts = Counts()
     for _, block in read_split(folder, manifest, split):
@@ -125,7 +125,7 @@ def count_split(folder: Path, manifest: Manifest, split: str, vocabulary: Vocabu
 
 
 def predicted_places(block: Block) -> IntArray:
-    """Where in `tokens` the masked positions of all rows lie, int64 [P]."""
+    """Return where in `tokens` the masked positions of all rows lie, int64 [P]."""
     length = block.length.astype(np.int64)
     start = np.cumsum(length) - length
     return np.asarray(np.repeat(start, block.num_predictions) + block.masked_lm_positions)
@@ -134,7 +134,7 @@ def predicted_places(block: Block) -> IntArray:
 def _lines(
     manifest: Manifest, totals: Totals, counts: Counts, vocabulary: Vocabulary
 ) -> Iterator[str]:
-    """The figures of one split."""
+    """Yield the figures of one split."""
     rows, tokens = totals.rows, totals.tokens
     padding = padding_share(manifest, totals)
     yield f"  tokens              {tokens} ({tokens / rows:.1f} a row)"
@@ -152,7 +152,7 @@ def _lines(
 
 
 def _prediction_lines(totals: Totals, counts: Counts, vocabulary: Vocabulary) -> Iterator[str]:
-    """The figures about masked positions."""
+    """Yield the figures about masked positions."""
     predictions = totals.predictions
     changed = predictions - counts.masked - counts.kept
     commonest = vocabulary.pieces[totals.commonest_prediction_id]
@@ -166,7 +166,7 @@ def _prediction_lines(totals: Totals, counts: Counts, vocabulary: Vocabulary) ->
 
 
 def _histogram(counts: tuple[int, ...]) -> Iterator[str]:
-    """A bar for each of some ranges of length."""
+    """Yield a bar for each of some ranges of length."""
     longest = len(counts) - 1
     width = -(-longest // _BINS)
     bins = [

@@ -17,7 +17,7 @@ _COLOURS = {"train": "#0072b2", "valid": "#d55e00"}  # Okabe and Ito
 
 
 def check_picture(path: Path) -> None:
-    """UsageError where `draw_folder` could not write to `path`."""
+    """Raise UsageError where `draw_folder` could not write to `path`."""
     if path.suffix != ".png":
         raise UsageError(f"--plot {path}: the picture is a PNG; name it so.")
     if find_spec("matplotlib") is None:
@@ -25,7 +25,7 @@ def check_picture(path: Path) -> None:
 
 
 def draw_folder(folder: Path, path: Path) -> None:
-    """Draws lengths of rows, and the shares that people look at.
+    """Draw lengths of rows, and the shares that people look at.
 
     Args:
         folder: the dataset folder.
@@ -51,7 +51,7 @@ def draw_folder(folder: Path, path: Path) -> None:
 
 
 def _draw_lengths(axes: Any, manifest: Manifest) -> None:
-    """Share of the rows by length."""
+    """Draw the share of the rows by length."""
     for split in SPLITS:
         totals = manifest.totals(split)
         if not totals.rows:
@@ -67,7 +67,7 @@ def _draw_lengths(axes: Any, manifest: Manifest) -> None:
 
 
 def _draw_shares(axes: Any, manifest: Manifest) -> None:
-    """Bars for padding, labels, masks, unknown pieces and repeated rows."""
+    """Draw bars for padding, labels, masks, unknown pieces and repeated rows."""
     splits = [split for split in SPLITS if manifest.totals(split).rows]
     for number, split in enumerate(splits):
         totals = manifest.totals(split)

@@ -1,4 +1,4 @@
-"""`bert-prep verify`: does a dataset folder hold what its manifest and the data contract say?"""
+"""`bert-prep verify`: does a dataset folder agree with its manifest and the data contract?"""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from data_prep.stages.totals import TotalsSummer
 
 
 def verify_folder(folder: Path, progress: Callable[[int], None] = lambda size: None) -> Manifest:
-    """Checks every shard of a dataset folder.
+    """Check every shard of a dataset folder.
 
     Args:
         folder: the dataset folder.
-        progress: hears the bytes of each shard that was looked at.
+        progress: called with the bytes of each shard that was checked.
 
     Returns:
         The manifest.
@@ -57,7 +57,7 @@ def verify_folder(folder: Path, progress: Callable[[int], None] = lambda size: N
 
 
 def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """What is wrong besides the shards."""
+    """Yield what is wrong besides the shards."""
     if replace(manifest, fingerprint="").with_fingerprint().fingerprint != manifest.fingerprint:
         yield f"{folder}: the manifest was changed: its fingerprint is not that of its fields."
     path = folder / VOCABULARY_NAME
@@ -71,7 +71,7 @@ def _folder_faults(folder: Path, manifest: Manifest) -> Iterator[str]:
 def _shard_faults(
     folder: Path, shard: ShardEntry, checker: BlockChecker | None, summer: TotalsSummer
 ) -> list[str]:
-    """What is wrong with one shard; at most one line."""
+    """Return what is wrong with one shard; at most one line."""
     path = folder / shard.file
     try:
         _check_file(path, shard)
@@ -85,7 +85,7 @@ def _shard_faults(
 
 
 def _check_file(path: Path, shard: ShardEntry) -> None:
-    """DataError unless size, checksum and block table agree with the file."""
+    """Raise DataError unless size, checksum and block table agree with the file."""
     if not path.is_file():
         raise DataError(f"{path}: missing.")
     if path.stat().st_size != shard.bytes:
@@ -112,7 +112,7 @@ class BlockChecker:
         self.unknown_id = special["[UNK]"]
 
     def check(self, block: Block, where: str) -> None:
-        """DataError, with row and rule, for a block that breaks the contract."""
+        """Raise DataError, with row and rule, for a block that breaks the contract."""
         self._check_fields(block, where)
         length = block.length.astype(np.int64)
         start = np.cumsum(length) - length
@@ -165,7 +165,7 @@ class BlockChecker:
     def _check_predictions(
         self, block: Block, where: str, row: IntArray, length: IntArray, segment_a: IntArray
     ) -> None:
-        """Positions increase, lie inside the row, and never on [CLS] or [SEP]; ids are pieces."""
+        """Check that positions increase within the row, off [CLS] and [SEP], and ids are pieces."""
         positions = block.masked_lm_positions.astype(np.int64)
         is_special = (positions == 0) | (positions >= length[row] - 1)
         is_special |= positions == segment_a[row] - 1
@@ -178,6 +178,6 @@ class BlockChecker:
 
 
 def _rule(where: str, row: IntArray, is_broken: npt.NDArray[np.bool_], rule: str) -> None:
-    """DataError for the first element that breaks a rule."""
+    """Raise DataError for the first element that breaks a rule."""
     if is_broken.any():
         raise DataError(f"{where} row {int(row[int(is_broken.argmax())])}: {rule}.")

@@ -53,21 +53,18 @@ _POOL = 1 << 12
 
 
 class Characters(NamedTuple):
-    """The arrays.
-
-    Attributes:
-        flags: uint16 [0x110000], the bits above.
-        start: int32 [0x110000], where the normalised characters lie in `pool`.
-        size: uint8 [0x110000], how many there are; most have one.
-        pool: int32, normalised characters with `PUNCTUATION` or `BREAK`.
-        is_loaded: bool [0x1100], by page.
-    """
+    """The arrays."""
 
     flags: npt.NDArray[np.uint16]
+    """uint16 [0x110000], the bits above."""
     start: npt.NDArray[np.int32]
+    """Int32 [0x110000], where the normalised characters lie in `pool`."""
     size: npt.NDArray[np.uint8]
+    """uint8 [0x110000], how many there are; most have one."""
     pool: npt.NDArray[np.int32]
+    """Int32, normalised characters with `PUNCTUATION` or `BREAK`."""
     is_loaded: npt.NDArray[np.bool_]
+    """bool [0x1100], by page."""
 
 
 class CharacterTable:
@@ -93,14 +90,14 @@ class CharacterTable:
         self.load(0)
 
     def load(self, page: int) -> None:
-        """Asks for the characters of a page."""
+        """Ask for the characters of a page."""
         for code in range(page * _PAGE, (page + 1) * _PAGE):
             if code not in _SURROGATES:
                 self._load_character(code)
         self.arrays.is_loaded[page] = True
 
     def _load_character(self, code: int) -> None:
-        """Asks for one character."""
+        """Ask for one character."""
         character = chr(code)
         normalised = self._normalizer.normalize_str(character)
         self._reserve(len(normalised))
@@ -111,13 +108,13 @@ class CharacterTable:
         self.arrays.flags[code] = _flags(character) | self._irregular(normalised)
 
     def _reserve(self, count: int) -> None:
-        """Makes room for `count` more normalised characters."""
+        """Make room for `count` more normalised characters."""
         pool = self.arrays.pool
         if self._used + count > len(pool):
             self.arrays = self.arrays._replace(pool=np.concatenate([pool, np.zeros_like(pool)]))
 
     def _kind(self, character: str) -> int:
-        """A normalised character with what the pre-tokeniser makes of it between two letters."""
+        """Return a normalised character with its kind to the pre-tokeniser, between two letters."""
         if character not in self._kinds:
             parts = self._pre_tokenizer.pre_tokenize_str(f"a{character}a")
             kind = {1: 0, 2: BREAK, 3: PUNCTUATION}[len(parts)]
@@ -125,13 +122,13 @@ class CharacterTable:
         return self._kinds[character]
 
     def _irregular(self, normalised: str) -> int:
-        """`IRREGULAR` for marks that decomposition may put into another order."""
+        """Return `IRREGULAR` for marks that decomposition may put into another order."""
         is_moved = self._strips_accents and any(map(unicodedata.combining, normalised))
         return IRREGULAR if is_moved else 0
 
 
 def _flags(character: str) -> int:
-    """The bits of a character, but for `IRREGULAR`."""
+    """Return the bits of a character, but for `IRREGULAR`."""
     removed = is_removed(character)
     tests = {
         SPACE: character.isspace() and not removed,
@@ -152,7 +149,7 @@ def _flags(character: str) -> int:
 
 @compiled
 def decode(data: npt.NDArray[np.uint8], place: int) -> tuple[int, int]:
-    """The character at `place` of valid UTF-8, and the place after it."""
+    """Return the character at `place` of valid UTF-8, and the place after it."""
     byte = integer(data[place])
     if byte < 0x80:
         return byte, place + 1
@@ -168,19 +165,19 @@ def decode(data: npt.NDArray[np.uint8], place: int) -> tuple[int, int]:
 
 @compiled
 def is_stop_of_digits(code: int) -> bool:
-    """Whether the mark is a decimal point, too, between digits."""
+    """Return whether the mark is a decimal point, too, between digits."""
     return code == _STOP or code == _SMALL_STOP
 
 
 @compiled
 def is_western_digit(code: int) -> bool:
-    """Whether the character is one of 0 to 9, also full-width."""
+    """Return whether the character is one of 0 to 9, also full-width."""
     return 0x30 <= code <= 0x39 or 0xFF10 <= code <= 0xFF19
 
 
 @compiled
 def missing_page(data: npt.NDArray[np.uint8], is_loaded: npt.NDArray[np.bool_]) -> int:
-    """The first page of characters in `data` (UTF-8) that is not loaded, or -1."""
+    """Return the first page of characters in `data` (UTF-8) that is not loaded, or -1."""
     place = 0
     while place < len(data):
         if data[place] < 0x80:
@@ -194,7 +191,7 @@ def missing_page(data: npt.NDArray[np.uint8], is_loaded: npt.NDArray[np.bool_]) 
 
 @compiled
 def has_flag(data: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint16], flag: int) -> bool:
-    """Whether a character of `data` (UTF-8) beyond ASCII has `flag`."""
+    """Return whether a character of `data` (UTF-8) beyond ASCII has `flag`."""
     place = 0
     while place < len(data):
         if data[place] < 0x80:

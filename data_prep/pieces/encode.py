@@ -5,7 +5,7 @@ and gives each to `BertWordPieceTokenizer` (`encode_special_tokens`: text that s
 text, never a separator). The fast one is `data_prep.pieces.scan`. It is held against the plain
 one on a fixed text and on a sample of every part of the corpus; at the first difference, and for
 text with characters whose normal form depends on their neighbours, the plain way is taken and the
-log says so.
+log reports it.
 
 Source: Devlin et al. 2018; `tokenizers/implementations/bert_wordpiece.py`.
 """
@@ -31,7 +31,14 @@ from data_prep.pieces.characters import (
     has_flag,
     missing_page,
 )
-from data_prep.pieces.scan import Scanned, finish_hash, hash_piece, scan
+from data_prep.pieces.scan import (
+    Scanned,
+    ScanSettings,
+    Tables,
+    finish_hash,
+    hash_piece,
+    scan,
+)
 from data_prep.pieces.trie import make_trie
 from data_prep.pieces.word_rules import make_rule_words
 from data_prep.pieces.words import make_word_table, settle_unknown
@@ -52,19 +59,16 @@ _CHECKED_TEXT = (
 
 
 class Encoded(NamedTuple):
-    """Some documents as piece ids.
-
-    Attributes:
-        num_sentences: int64 [D], sentences of each document; 0 where it has no piece.
-        content: uint64 [D], hash of its ids; equal texts have equal hashes.
-        sentence_lengths: uint32 [S], tokens of each sentence, none of them 0.
-        ids: unsigned [T], piece ids of all sentences, end to end.
-    """
+    """Some documents as piece ids."""
 
     num_sentences: IntArray
+    """int64 [D], sentences of each document; 0 where it has no piece."""
     content: npt.NDArray[np.uint64]
+    """uint64 [D], hash of its ids; equal texts have equal hashes."""
     sentence_lengths: npt.NDArray[np.uint32]
+    """uint32 [S], tokens of each sentence, none of them 0."""
     ids: UnsignedArray
+    """unsigned [T], piece ids of all sentences, end to end."""
 
 
 class TextEncoder:
@@ -95,7 +99,7 @@ class TextEncoder:
         self._trie = make_trie(vocabulary.pieces)
         self._table, self._rule_words = make_word_table(), make_rule_words()
         self._unknown = np.zeros(0x110000, np.int64)
-        self._has_told = False
+        self._has_logged = False
         self._unchecked = _CHECK_EVERY_BYTES  # bytes encoded since the last check
         self.is_fast = is_fast
         if is_fast:
@@ -109,7 +113,7 @@ class TextEncoder:
         return self._characters.arrays
 
     def encode(self, chunk: TextChunk) -> Encoded:
-        """The documents of a chunk."""
+        """Return the documents of a chunk."""
         self._unchecked += len(chunk.data)
         if not self.is_fast:
             return self.encode_plain(chunk)
@@ -123,7 +127,7 @@ class TextEncoder:
         return self._scan(chunk, data)
 
     def check(self, chunk: TextChunk) -> None:
-        """Takes the plain way from now on where the fast one does not give the same.
+        """Take the plain way from now on where the fast one does not give the same.
 
         Args:
             chunk: text to try it with; the first part of it is used, unless not much has been
@@ -146,7 +150,7 @@ class TextEncoder:
             self.is_fast = False
 
     def take_unknown(self) -> dict[str, int]:
-        """How often each character was met that no piece begins with, since this was asked last."""
+        """Return how often each character was found that no piece begins with, and forget it."""
         settle_unknown(self._characters.arrays, self._trie, self._table, self._unknown)
         codes = np.flatnonzero(self._unknown)
         counts = {chr(code): int(self._unknown[code]) for code in codes}
@@ -154,7 +158,7 @@ class TextEncoder:
         return counts
 
     def encode_plain(self, chunk: TextChunk) -> Encoded:
-        """The documents of a chunk, each sentence given to the reference as a whole."""
+        """Return the documents of a chunk, each sentence given to the reference as a whole."""
         ids: list[int] = []
         lengths: list[int] = []
         num_sentences, contents = [], []
@@ -175,7 +179,7 @@ class TextEncoder:
         )
 
     def _ids_of(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The ids of each sentence; unknown characters are counted."""
+        """Return the ids of each sentence; unknown characters are counted."""
         found: list[list[int]] = []
         for start in range(0, len(sentences), _BATCH_SENTENCES):
             batch = list(sentences[start : start + _BATCH_SENTENCES])  # an encoding is large
@@ -186,7 +190,7 @@ class TextEncoder:
         return found
 
     def _count_unknown(self, sentence: str) -> None:
-        """Counts what no piece begins with in the words of a sentence that hold [UNK]."""
+        """Count what no piece begins with in the words of a sentence that hold [UNK]."""
         for word in sentence.split(" "):
             encoding = self._reference.encode(word, add_special_tokens=False)
             if self.unknown_id not in encoding.ids:
@@ -198,7 +202,7 @@ class TextEncoder:
                 self._unknown[ord(character)] += not self._is_known(character)
 
     def _is_known(self, character: str) -> bool:
-        """Whether a piece begins with the character."""
+        """Return whether a piece begins with the character."""
         if not hasattr(self, "_first_characters"):
             firsts = {piece[:1] for piece in self._pieces}
             firsts |= {piece[2:3] for piece in self._pieces if piece.startswith("##")}
@@ -206,7 +210,7 @@ class TextEncoder:
         return character in self._first_characters
 
     def _split(self, chunk: TextChunk) -> TextChunk:
-        """The chunk with a sentence a line, cut by another package."""
+        """Return the chunk with a sentence a line, cut by another package."""
         documents = [
             "\n".join(split_sentences(text, self._sentences)).encode() for text in chunk.texts()
         ]
@@ -215,9 +219,9 @@ class TextEncoder:
         return chunk._replace(data=b"".join(documents), starts=starts, ends=ends)
 
     def _encode_in_parts(self, chunk: TextChunk) -> Encoded:
-        """The documents with irregular characters the plain way, the others the fast one."""
-        if not self._has_told:
-            self._has_told = True
+        """Return the documents with irregular characters the plain way, the others the fast one."""
+        if not self._has_logged:
+            self._has_logged = True
             logger.info(
                 "documents with characters whose normal form depends on their neighbours take the "
                 "plain way to piece ids (slower)"
@@ -237,7 +241,7 @@ class TextEncoder:
         return Encoded(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def _scan(self, chunk: TextChunk, data: npt.NDArray[np.uint8]) -> Encoded:
-        """The documents of a chunk by compiled code."""
+        """Return the documents of a chunk by compiled code."""
         count = len(chunk.starts)
         out = Scanned(
             np.empty(4 * len(data) + 1024, self._dtype),  # what is not used takes no memory
@@ -247,19 +251,9 @@ class TextEncoder:
             np.zeros(2, np.int64),
             self._unknown,
         )
-        has_room = scan(
-            data,
-            chunk.starts,
-            chunk.ends,
-            self._sentences != "rules",
-            self._key,
-            self.unknown_id,
-            self._characters.arrays,
-            self._trie,
-            self._rule_words,
-            self._table,
-            out,
-        )
+        settings = ScanSettings(self._sentences != "rules", self._key, self.unknown_id)
+        tables = Tables(self._characters.arrays, self._trie, self._rule_words, self._table)
+        has_room = scan(data, chunk.starts, chunk.ends, settings, tables, out)
         assert has_room, "a character has more than four pieces"
         return Encoded(
             out.num_sentences,
@@ -271,7 +265,7 @@ class TextEncoder:
 
 @compiled
 def content_hash(ids: IntArray, key: np.uint64) -> np.uint64:
-    """The hash of a document by its piece ids, as `scan` computes it."""
+    """Return the hash of a document by its piece ids, as `scan` computes it."""
     content = key
     for piece in ids:
         content = hash_piece(content, np.uint64(piece))
@@ -279,7 +273,7 @@ def content_hash(ids: IntArray, key: np.uint64) -> np.uint64:
 
 
 def _chunk_of(data: bytes) -> TextChunk:
-    """One document as a chunk."""
+    """Return one document as a chunk."""
     return TextChunk(data, np.zeros(1, np.int64), np.full(1, len(data)), np.zeros(1, np.uint64))
 
 
@@ -296,7 +290,7 @@ def _part(chunk: TextChunk, first: int, last: int) -> TextChunk:
 
 
 def _sample(chunk: TextChunk) -> TextChunk:
-    """The first documents of a chunk, about `_SAMPLE_BYTES` of them; a long one is cut."""
+    """Return the first documents of a chunk, about `_SAMPLE_BYTES` of them; a long one is cut."""
     count = int(np.searchsorted(chunk.ends, _SAMPLE_BYTES)) or 1
     ends = chunk.ends[:count].copy()
     end = min(int(ends[-1]), int(chunk.starts[0]) + _SAMPLE_BYTES)
@@ -307,7 +301,7 @@ def _sample(chunk: TextChunk) -> TextChunk:
 
 
 def encode_texts(encoder: TextEncoder, texts: Iterable[str]) -> list[list[int]]:
-    """The piece ids of each text, sentences end to end; for a few texts."""
+    """Return the piece ids of each text, sentences end to end; for a few texts."""
     found: list[list[int]] = []
     for text in texts:
         ids: npt.NDArray[Any] = encoder.encode(_chunk_of(text.encode())).ids

@@ -36,8 +36,12 @@ from data_prep.pieces.words import (
     CACHED_BYTES,
     LONGEST_WORD,
     MIX_MULTIPLIER,
+    REFUSED,
     WordTable,
     count_unknown,
+    entry_bits,
+    entry_num_pieces,
+    entry_pieces,
     find_word,
     has_room,
     remember,
@@ -45,25 +49,60 @@ from data_prep.pieces.words import (
     tokenise_word,
 )
 
+_LINE_FEED, _CARRIAGE_RETURN = 10, 13
+# Where a word that needs no blank behind it may end: it goes on with further marks, then with what
+# closes after them (quotation marks, brackets), and ends before anything else.
+_IN_WORD, _IN_MARKS, _IN_CLOSING = 0, 1, 2
+
+
+class Tables(NamedTuple):
+    """All that `scan` looks up."""
+
+    characters: Characters
+    """What each character is."""
+    trie: Trie
+    """The vocabulary."""
+    rules: RuleWords
+    """Words that the sentence rules know."""
+    words: WordTable
+    """Distinct words of the text so far; more come in."""
+
+
+class ScanSettings(NamedTuple):
+    """What decides the result of `scan` besides text and tables."""
+
+    by_lines: bool
+    """Whether lines are sentences; otherwise the rules decide."""
+    content_key: np.uint64
+    """Key of the content hashes."""
+    unknown_id: int
+    """Id of [UNK]."""
+
 
 class Scanned(NamedTuple):
-    """Room for what `scan` finds.
-
-    Attributes:
-        ids: piece ids of all documents.
-        sentence_lengths: uint32, tokens of each sentence, none of them 0.
-        num_sentences: int64 [documents].
-        content: uint64 [documents], hash of the ids; equal texts have equal hashes.
-        used: int64 [2], how much of `ids` and `sentence_lengths` is filled.
-        unknown: int64 [0x110000], how often each character was met that no piece begins with.
-    """
+    """Room for what `scan` finds."""
 
     ids: UnsignedArray
+    """Piece ids of all documents."""
     sentence_lengths: npt.NDArray[np.uint32]
+    """uint32, tokens of each sentence, none of them 0."""
     num_sentences: IntArray
+    """int64 [documents]."""
     content: npt.NDArray[np.uint64]
+    """uint64 [documents], hash of the ids; equal texts have equal hashes."""
     used: IntArray
+    """int64 [2], how much of `ids` and `sentence_lengths` is filled."""
     unknown: IntArray
+    """int64 [0x110000], how often the text has each character that no piece begins with."""
+
+
+class _Scratch(NamedTuple):
+    """Room that is used for one word after the other."""
+
+    letters: npt.NDArray[np.int32]
+    """The characters of a word."""
+    part: IntArray
+    """The normalised characters of a part of a word."""
 
 
 @compiled
@@ -71,45 +110,33 @@ def scan(
     data: npt.NDArray[np.uint8],
     starts: IntArray,
     ends: IntArray,
-    by_lines: bool,
-    key: np.uint64,
-    unknown_id: int,
-    characters: Characters,
-    trie: Trie,
-    rules: RuleWords,
-    table: WordTable,
+    settings: ScanSettings,
+    tables: Tables,
     out: Scanned,
 ) -> bool:
-    """Documents of `data` to sentences of piece ids.
+    """Turn documents of `data` into sentences of piece ids.
 
     Args:
         data: valid UTF-8 whose characters are loaded, none of them irregular.
         starts: int64 [documents], first byte of each.
         ends: int64 [documents], the byte after each.
-        by_lines: lines are sentences; otherwise the rules decide.
-        key: of the content hashes.
-        unknown_id: id of [UNK].
-        characters: what characters are.
-        trie: the vocabulary.
-        rules: words that the rules know.
-        table: distinct words; more come in.
+        settings: how text is cut, and ids.
+        tables: what is known of characters, pieces and words.
         out: gets the result.
 
     Returns:
         Whether `ids` had room for what `data` may hold; if not, `out` is incomplete.
     """
     out.used[0] = out.used[1] = 0
-    letters = np.empty(len(data) + 1, np.int32)
-    word = np.empty(LONGEST_WORD + 1, np.int64)
+    scratch = _Scratch(np.empty(len(data) + 1, np.int32), np.empty(LONGEST_WORD + 1, np.int64))
     for document in range(len(starts)):
         first_id, first_sentence = out.used[0], out.used[1]
-        is_done = _scan_document(
-            data, starts[document], ends[document], by_lines, unknown_id,
-            characters, trie, rules, table, out, letters, word,
-        )  # fmt: skip
-        if not is_done:
+        has_room = _scan_document(
+            data, starts[document], ends[document], settings, tables, out, scratch
+        )
+        if not has_room:
             return False
-        content = key
+        content = settings.content_key
         for piece in out.ids[first_id : out.used[0]]:
             content = hash_piece(content, np.uint64(piece))
         out.content[document] = finish_hash(content)
@@ -119,43 +146,47 @@ def scan(
 
 @compiled
 def hash_piece(content: np.uint64, piece: np.uint64) -> np.uint64:
-    """A hash with one more piece."""
+    """Return a hash with one more piece."""
     content = (content ^ piece) * MIX_MULTIPLIER
     return content ^ (content >> np.uint64(29))
 
 
 @compiled
 def finish_hash(content: np.uint64) -> np.uint64:
-    """Mixes a hash, so that its high bits depend on all of it."""
+    """Mix a hash, so that its high bits depend on all of it."""
     content ^= content >> np.uint64(32)
     content *= np.uint64(0xD6E8FEB86659FD93)
     return content ^ (content >> np.uint64(32))
 
 
+# How a document is scanned. One turn of the loop takes one word. Between two turns the state is
+#   place           the byte behind the last word
+#   id_place        where the next piece goes; all words so far have written theirs
+#   words           words of the sentence so far, 0 at the start of the document
+#   sentence_start  where the pieces of this sentence begin
+#   before          bits of the last word, by which it may end a sentence
+# A word first writes its pieces. Only then is it known whether a sentence ended in front of
+# it, because that depends on its own bits, too: so a sentence is closed at `id_start`, where
+# the pieces of the word begin, and the word is the first of the next one. Words without pieces
+# (accents alone, say) count as words, but a sentence without pieces is not written.
 @compiled
 def _scan_document(
     data: npt.NDArray[np.uint8],
     place: int,
     stop: int,
-    by_lines: bool,
-    unknown_id: int,
-    characters: Characters,
-    trie: Trie,
-    rules: RuleWords,
-    table: WordTable,
+    settings: ScanSettings,
+    tables: Tables,
     out: Scanned,
-    letters: npt.NDArray[np.int32],
-    word: IntArray,
+    scratch: _Scratch,
 ) -> bool:
-    """Adds the sentences of one document to `out`; False where there is no room."""
+    """Add the sentences of the document in bytes [place, stop) to `out`; False without room."""
     # Fields are looked up once: each look takes and gives back a reference, an atomic operation.
-    flags, ids, sentence_lengths = characters.flags, out.ids, out.sentence_lengths
+    flags, by_lines = tables.characters.flags, settings.by_lines
+    table = tables.words
     slots, entries, text, pieces = table.slots, table.entries, table.text, table.pieces
-    unknown_uses, unknown = table.unknown_uses, out.unknown
+    unknown_uses, ids, sentence_lengths = table.unknown_uses, out.ids, out.sentence_lengths
     id_place, sentences = out.used[0], out.used[1]
-    before = integer(0)  # bits of the word before
-    words = 0  # of the sentence so far
-    sentence_start = id_place
+    sentence_start, words, before = id_place, 0, integer(0)
     while True:
         place, is_border = _skip_blanks(data, place, stop, flags, by_lines)
         if place >= stop:
@@ -168,23 +199,22 @@ def _scan_document(
         if end - place <= CACHED_BYTES:
             number = find_word(data, place, end - place, hashed, slots, entries, text)
         if number >= 0:
-            first = integer(entries[4 * number + 1] >> np.uint64(32))
-            sizes = integer(entries[4 * number + 2])
-            for piece in range(first, first + ((sizes >> 8) & 0xFF)):
+            first = entry_pieces(entries, number)
+            for piece in range(first, first + entry_num_pieces(entries, number)):
                 ids[id_place] = pieces[piece]
                 id_place += 1
-            bits = sizes >> 16
+            bits = entry_bits(entries, number)
             if bits & HAS_UNKNOWN:
                 unknown_uses[number] += 1
         else:
-            id_place, bits = _meet_word(
-                data, place, end, hashed, unknown_id, characters, trie, rules, table, unknown,
-                letters, word, ids, id_place,
-            )  # fmt: skip
+            id_place, bits = _add_word(
+                data, place, end, hashed, settings.unknown_id, tables, out, scratch, id_place
+            )
         ends = is_border and words > 0
         if words > 0 and not is_border and not by_lines and before:
             ends = is_end(before, bits, words)
             if bits & ALL_OPENING and before & ENDS:
+                # Opening marks alone belong to the word after them, if one follows in this block.
                 after, is_border_after = _skip_blanks(data, end, stop, flags, by_lines)
                 ends = ends and after < stop and not is_border_after
         if ends:
@@ -209,9 +239,9 @@ def _skip_blanks(
     flags: npt.NDArray[np.uint16],
     by_lines: bool,
 ) -> tuple[int, bool]:
-    """The begin of the next word, and whether a sentence cannot reach across to it.
+    """Return the start of the next word, and whether a border of sentences lies before it.
 
-    That is at a blank line, or at any line end where lines are sentences.
+    A border is a blank line, or any line end where lines are sentences.
     """
     newlines, is_border = 0, False
     while place < stop:
@@ -220,7 +250,7 @@ def _skip_blanks(
         if flag & ch.NEWLINE:
             newlines += 1
             is_border |= by_lines or newlines == 2
-            if code == 13 and after < stop and data[after] == 10:
+            if code == _CARRIAGE_RETURN and after < stop and data[after] == _LINE_FEED:
                 after += 1
         elif not flag & ch.BLANK:
             if not flag & ch.REMOVED:
@@ -234,9 +264,9 @@ def _skip_blanks(
 def _find_word_end(
     data: npt.NDArray[np.uint8], place: int, stop: int, flags: npt.NDArray[np.uint16]
 ) -> tuple[int, np.uint64]:
-    """The byte after the word that begins at `place`, and the hash of its bytes."""
+    """Return the byte after the word that begins at `place`, and the hash of its bytes."""
     hashed = HASH_START
-    closing = 0  # 1 among marks that need no blank, 2 among what closes after them
+    closing = _IN_WORD
     is_after_digit = False
     while place < stop:
         byte = data[place]
@@ -250,11 +280,11 @@ def _find_word_end(
         if is_mark and is_after_digit and ch.is_stop_of_digits(code):
             is_mark = not _is_digit_next(data, after, stop, flags)
         if closing and not flag & ch.REMOVED:
-            if not flag & ch.IS_CLOSING and not (closing == 1 and is_mark):
+            if not flag & ch.IS_CLOSING and not (closing == _IN_MARKS and is_mark):
                 break
-            closing = 2 if flag & ch.IS_CLOSING else 1
+            closing = _IN_CLOSING if flag & ch.IS_CLOSING else _IN_MARKS
         elif is_mark:
-            closing = 1
+            closing = _IN_MARKS
         if not flag & ch.REMOVED:
             is_after_digit = ch.is_western_digit(code)
         while place < after:
@@ -267,7 +297,7 @@ def _find_word_end(
 def _is_digit_next(
     data: npt.NDArray[np.uint8], place: int, stop: int, flags: npt.NDArray[np.uint16]
 ) -> bool:
-    """Whether the first character from `place` on that cleaning leaves in is a digit."""
+    """Return whether the first character from `place` on that cleaning leaves in is a digit."""
     while place < stop:
         code, place = decode(data, place)
         if not flags[code] & ch.REMOVED:
@@ -276,42 +306,38 @@ def _is_digit_next(
 
 
 @compiled
-def _meet_word(
+def _add_word(
     data: npt.NDArray[np.uint8],
     place: int,
     end: int,
     hashed: np.uint64,
     unknown_id: int,
-    characters: Characters,
-    trie: Trie,
-    rules: RuleWords,
-    table: WordTable,
-    unknown: IntArray,
-    letters: npt.NDArray[np.int32],
-    word: IntArray,
-    ids: UnsignedArray,
+    tables: Tables,
+    out: Scanned,
+    scratch: _Scratch,
     id_start: int,
 ) -> tuple[int, int]:
-    """Writes the pieces of a word that is not in the table, and puts it there.
+    """Write the pieces of a word that is not in the table, and put it there.
 
     Returns:
         The place after the pieces, and the bits of the word.
     """
+    characters, trie, table = tables.characters, tables.trie, tables.words
     id_place, has_unknown = tokenise_word(
-        data, place, end, unknown_id, characters, trie, word, ids, id_start
+        data, place, end, unknown_id, characters, trie, scratch.part, out.ids, id_start
     )
-    bits = word_bits(data, place, end, characters.flags, rules, letters)
+    bits = word_bits(data, place, end, characters.flags, tables.rules, scratch.letters)
     if has_unknown:
         bits |= HAS_UNKNOWN
     if end - place <= CACHED_BYTES and id_place - id_start < 256:
         if has_room(table, end - place, id_place - id_start):
-            remember(data, place, end - place, hashed, bits, table, ids, id_start, id_place)
+            remember(data, place, end - place, hashed, bits, table, out.ids, id_start, id_place)
         else:
-            table.used[3] += 1
-        if table.used[3] > len(table.unknown_uses):
-            settle_unknown(characters, trie, table, unknown)
+            table.used[REFUSED] += 1
+        if table.used[REFUSED] > len(table.unknown_uses):
+            settle_unknown(characters, trie, table, out.unknown)
             table.slots[:] = 0
             table.used[:] = 0
     if has_unknown:
-        count_unknown(data, place, end, characters, trie, unknown, 1)
+        count_unknown(data, place, end, characters, trie, out.unknown, 1)
     return id_place, bits

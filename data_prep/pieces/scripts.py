@@ -23,13 +23,13 @@ _IS_LETTER = np.array([chr(code).isalpha() for code in range(0x80)], np.int64)
 
 
 def new_block_counts() -> IntArray:
-    """Room for `count_letters`: int64, by block, all 0."""
+    """Return room for `count_letters`: int64, by block, all 0."""
     return np.zeros(0x110000 >> _BLOCK_BITS, np.int64)
 
 
 @compiled
 def count_letters(data: npt.NDArray[np.uint8], counts: IntArray) -> None:
-    """Adds the letters of ASCII and all further characters of `data` (UTF-8) to their blocks."""
+    """Add the letters of ASCII and all further characters of `data` (UTF-8) to their blocks."""
     place = latin = 0
     while place < len(data):
         byte = data[place]
@@ -43,7 +43,7 @@ def count_letters(data: npt.NDArray[np.uint8], counts: IntArray) -> None:
 
 
 def named_scripts(blocks: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
-    """The commonest scripts of some blocks, with their characters, the commonest first."""
+    """Return the commonest scripts of some blocks, with their characters, the commonest first."""
     counts: Counter[str] = Counter()
     for block, count in blocks.items():
         counts[_script_of_block(block)] += count
@@ -52,7 +52,7 @@ def named_scripts(blocks: Mapping[int, int]) -> tuple[tuple[str, int], ...]:
 
 
 def _script_of_block(block: int) -> str:
-    """The script of most letters of a block; empty where it holds none."""
+    """Return the script of most letters of a block; empty where it holds none."""
     first = block << _BLOCK_BITS
     names = Counter(map(script_of, map(chr, range(first, first + (1 << _BLOCK_BITS)))))
     del names[""]
@@ -60,7 +60,7 @@ def _script_of_block(block: int) -> str:
 
 
 def script_of(character: str) -> str:
-    """The script of a letter, such as "Khmer" or "CJK"; empty for any other character."""
+    """Return the script of a letter, such as "Khmer" or "CJK"; empty for any other character."""
     if unicodedata.category(character) not in ("Lu", "Ll", "Lt", "Lo"):
         return ""
     name = unicodedata.name(character, "").split(" ")[0]

@@ -26,20 +26,17 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Trie(NamedTuple):
-    """The trees.
-
-    Attributes:
-        slots: uint64 [power of 2], node and character plus 1 in the low bits, the next node in the
-            high ones; 0 is an empty slot.
-        pieces: int32 [nodes], the piece that ends at a node, or -1.
-    """
+    """The trees."""
 
     slots: npt.NDArray[np.uint64]
+    """uint64 [power of 2], node and character plus 1 in the low bits, the next node in the
+    high ones; 0 is an empty slot."""
     pieces: npt.NDArray[np.int32]
+    """Int32 [nodes], the piece that ends at a node, or -1."""
 
 
 def make_trie(pieces: Sequence[str]) -> Trie:
-    """The trees of a vocabulary; a piece's id is its index.
+    """Return the trees of a vocabulary; a piece's id is its index.
 
     Raises:
         DataError: the vocabulary has millions of pieces.
@@ -70,7 +67,7 @@ def make_trie(pieces: Sequence[str]) -> Trie:
 
 
 def _slots(nodes: int) -> int:
-    """Slots for so many nodes, at most half of them filled."""
+    """Return slots for so many nodes, at most half of them filled."""
     return 1 << (2 * nodes - 1).bit_length()
 
 
@@ -83,7 +80,7 @@ def _insert(
     slots: npt.NDArray[np.uint64],
     pieces: npt.NDArray[np.int32],
 ) -> int:
-    """Fills the arrays; returns the number of nodes."""
+    """Fill the arrays; return the number of nodes."""
     nodes, place = 2, 0
     for entry in range(len(lengths)):
         node = roots[entry]
@@ -106,7 +103,7 @@ def _insert(
 
 @compiled
 def next_node(slots: npt.NDArray[np.uint64], node: int, character: int) -> int:
-    """The node that `character` leads to from `node`, or -1."""
+    """Return the node that `character` leads to from `node`, or -1."""
     key = np.uint64(((node << _BITS) | character) + 1)
     slot = integer((key * _MULTIPLIER) >> np.uint64(32)) & (len(slots) - 1)
     while slots[slot]:

@@ -37,7 +37,9 @@ class VocabularyJob:
     inputs: Sequence[str]
     """Files and folders."""
     text_format: TextFormat
+    """How documents lie in the inputs."""
     options: VocabularyOptions
+    """What decides the pieces, besides the text."""
     output: Path
     """The vocabulary file; the record has the same name with `.json`."""
     overwrite: bool = False
@@ -47,15 +49,15 @@ class VocabularyJob:
 
 
 def record_path(vocabulary: Path) -> Path:
-    """The record of a vocabulary file."""
+    """Return the record of a vocabulary file."""
     return vocabulary.with_suffix(".json")
 
 
 def make_vocabulary(job: VocabularyJob) -> str:
-    """Trains a vocabulary, unless it is there already.
+    """Train a vocabulary, unless it is there already.
 
     Returns:
-        A line that says what was done.
+        A line about what was done.
 
     Raises:
         UsageError: a bad size or path, or the output was made otherwise and is not to be replaced.
@@ -96,7 +98,7 @@ def make_vocabulary(job: VocabularyJob) -> str:
 
 
 def _texts(files: InputFiles, text_format: TextFormat, sample_bytes: int | None) -> Iterator[str]:
-    """The text, or documents drawn from it, cleaned as it will be before it is tokenised."""
+    """Yield the text, or documents drawn from it, cleaned as it will be before it is tokenised."""
     total = int(files.sizes.sum())
     share = 1.0 if sample_bytes is None else sample_bytes / max(total, 1)
     key = np.uint64(keyed_hash("vocabulary sample"))
@@ -115,15 +117,15 @@ def _texts(files: InputFiles, text_format: TextFormat, sample_bytes: int | None)
 
 
 def _is_up_to_date(output: Path, identity: Mapping[str, Any]) -> bool:
-    """True for the same vocabulary; UsageError where it was made otherwise."""
+    """Return True for the same vocabulary; UsageError where it was made otherwise."""
     record = read_record(output)
     if record is None:
         raise UsageError(
             f"--output {output}: exists, with no record of how it was made; give --overwrite to "
             "replace it."
         )
-    there = {"parameters": record.get("parameters", {}), "inputs": record.get("inputs")}
-    found = differences(there, identity)
+    saved = {"parameters": record.get("parameters", {}), "inputs": record.get("inputs")}
+    found = differences(saved, identity)
     if found:
         raise UsageError(
             f"--output {output}: exists and was made otherwise ({'; '.join(found)}); give the same "
@@ -133,7 +135,7 @@ def _is_up_to_date(output: Path, identity: Mapping[str, Any]) -> bool:
 
 
 def read_record(vocabulary: Path) -> dict[str, Any] | None:
-    """The record of a vocabulary file; None where there is none.
+    """Return the record of a vocabulary file; None where there is none.
 
     Raises:
         DataError: the record is of another vocabulary.
@@ -158,7 +160,7 @@ def read_record(vocabulary: Path) -> dict[str, Any] | None:
 
 
 def vocabulary_with_casing(path: Path, cased: bool, strip_accents: bool | None) -> Vocabulary:
-    """The vocabulary of `path`, normalised as its record says, else as asked.
+    """Return the vocabulary of `path`, normalised as its record names it, else as asked.
 
     Args:
         path: the vocabulary file.

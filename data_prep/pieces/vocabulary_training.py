@@ -1,7 +1,7 @@
 """Training a WordPiece vocabulary, the same pieces in the same order every time.
 
 The trainer of Hugging Face `tokenizers` gives continuation characters ids in the order of a hash
-table that is seeded anew in every process, and breaks ties between equally frequent pairs by these
+table that is seeded again in every process, and breaks ties between equally frequent pairs by these
 ids. Here words are counted and sorted first, and all single characters are handed to the trainer
 beforehand, in order, so that every id and every tie is decided by the text alone.
 
@@ -34,7 +34,9 @@ class VocabularyOptions:
     size: int = 30_522
     """Pieces wanted, the special ones included; a small corpus gives fewer."""
     lowercase: bool = True
+    """Whether text is lowercased."""
     strip_accents: bool = True
+    """Whether accents are removed."""
     limit_alphabet: int = 1_000
     """Most different characters kept, the commonest first; others become [UNK]."""
     min_frequency: int = 2
@@ -42,7 +44,7 @@ class VocabularyOptions:
 
 
 def count_words(texts: Iterable[str]) -> Counter[str]:
-    """How often each word occurs, words being what white space separates."""
+    """Return how often each word occurs, words being what white space separates."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())
@@ -50,7 +52,7 @@ def count_words(texts: Iterable[str]) -> Counter[str]:
 
 
 def train_vocabulary(word_counts: Mapping[str, int], options: VocabularyOptions) -> list[str]:
-    """The pieces of a vocabulary in the order of their ids, special pieces first.
+    """Return the pieces of a vocabulary in the order of their ids, special pieces first.
 
     Args:
         word_counts: as `count_words` gives them.
@@ -79,7 +81,7 @@ def train_vocabulary(word_counts: Mapping[str, int], options: VocabularyOptions)
 def _normalised_counts(
     word_counts: Mapping[str, int], options: VocabularyOptions
 ) -> dict[str, int]:
-    """Counts of the words the tokeniser will meet, sorted by word."""
+    """Count of the words the tokeniser will find, sorted by word."""
     normalizer = BertNormalizer(
         lowercase=options.lowercase, strip_accents=options.strip_accents, clean_text=True
     )
@@ -93,7 +95,7 @@ def _normalised_counts(
 
 
 def _alphabet(counts: Mapping[str, int], limit: int) -> list[str]:
-    """The commonest characters in code point order; of equally common ones the smaller stays."""
+    """Return the commonest characters by code point; of equally common ones the smaller stays."""
     characters: Counter[str] = Counter()
     for word, count in counts.items():
         for character in word:
@@ -103,13 +105,13 @@ def _alphabet(counts: Mapping[str, int], limit: int) -> list[str]:
 
 
 def _continuations(counts: Mapping[str, int], characters: Iterable[str]) -> list[str]:
-    """The characters that occur inside a word, as pieces."""
+    """Return the characters that occur inside a word, as pieces."""
     inside = {character for word in counts for character in word[1:]}
     return [CONTINUATION + character for character in characters if character in inside]
 
 
 def _train(counts: Mapping[str, int], seeds: list[str], options: VocabularyOptions) -> list[str]:
-    """Runs the trainer with `seeds` as the first ids."""
+    """Run the trainer with `seeds` as the first ids."""
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     trainer = WordPieceTrainer(
@@ -127,7 +129,7 @@ def _train(counts: Mapping[str, int], seeds: list[str], options: VocabularyOptio
 
 
 def _repeated(counts: Mapping[str, int]) -> Iterator[str]:
-    """Texts that hold every word as often as it was counted."""
+    """Yield texts that hold every word as often as it was counted."""
     for word, count in counts.items():
         for start in range(0, count, _REPEATS_A_TEXT):
             yield " ".join([word] * min(_REPEATS_A_TEXT, count - start))

@@ -17,37 +17,53 @@ from data_prep.pieces import characters as ch
 from data_prep.pieces.characters import decode
 from data_prep.text.sentences import ABBREVIATIONS, LOOK, MAY_END, NEW_SENTENCE, NUMBERED
 
-# As the one before a blank.
-ENDS, ENDS_WITH_DOT, ENDS_FREELY = 1, 2, 4
-IS_ABBREVIATION, IS_MAY_END, IS_NUMBERED = 8, 16, 32
-IS_INITIALS, HAS_DOTS, IS_LIST_NUMBER = 64, 128, 256
-BITS_BEFORE = 511
-"""All of these."""
-# As the one after it.
-BEGINS_LOWER, ALL_OPENING, IS_NEW_SENTENCE, BEGINS_WITH_DIGIT = 512, 1024, 2048, 4096
-HAS_UNKNOWN = 8192
-"""Not for the rules: a piece of the word is [UNK]."""
-BEGINS_FREELY = 16384
-"""As the one after a blank: it begins with a mark that needs no blank."""
+# What a word is to the rules, a bit each. A sentence may end between two words: bits 0 to 8 are
+# about the word as the one before that place, bits 9 to 12 and 14 about it as the one after.
+#
+#   bit  name               the word ...
+#    0   ENDS               ends with a mark that may end a sentence, closing marks left aside
+#    1   ENDS_WITH_DOT      that mark is a single dot
+#    2   ENDS_FREELY        ends with a mark that needs no blank after it
+#    3   IS_ABBREVIATION    is an abbreviation and its dot
+#    4   IS_MAY_END         is an abbreviation that may end a sentence
+#    5   IS_NUMBERED        is an abbreviation that a number may follow
+#    6   IS_INITIALS        is initials
+#    7   HAS_DOTS           is several initials, with dots between them
+#    8   IS_LIST_NUMBER     is a number and a dot, as at the start of an entry of a list
+#    9   BEGINS_LOWER       begins with a small letter, opening marks left aside
+#   10   ALL_OPENING        consists of opening marks
+#   11   IS_NEW_SENTENCE    is one that begins sentences
+#   12   BEGINS_WITH_DIGIT  begins with a digit, opening marks left aside
+#   13   HAS_UNKNOWN        has a piece [UNK]; not for the rules
+#   14   BEGINS_FREELY      begins with a mark that needs no blank after it
+ENDS, ENDS_WITH_DOT, ENDS_FREELY = 1 << 0, 1 << 1, 1 << 2
+IS_ABBREVIATION, IS_MAY_END, IS_NUMBERED = 1 << 3, 1 << 4, 1 << 5
+IS_INITIALS, HAS_DOTS, IS_LIST_NUMBER = 1 << 6, 1 << 7, 1 << 8
+BEGINS_LOWER, ALL_OPENING = 1 << 9, 1 << 10
+IS_NEW_SENTENCE, BEGINS_WITH_DIGIT = 1 << 11, 1 << 12
+HAS_UNKNOWN, BEGINS_FREELY = 1 << 13, 1 << 14
+BITS_BEFORE = (1 << 9) - 1
+"""The bits of a word as the one before."""
+
+_DOT, _LETTER_I, _LETTER_A, _LETTER_Z = map(ord, ".IAZ")
+_TO_LOWER = ord("a") - ord("A")
+_FIRST_BEYOND_ASCII = 0x80
 
 HASH_START, HASH_MULTIPLIER = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)  # FNV-1a
 _LONGEST_RULE_WORD = max(map(len, ABBREVIATIONS | MAY_END | NUMBERED | NEW_SENTENCE))
 
 
 class RuleWords(NamedTuple):
-    """The words that the sentence rules know, by hash.
-
-    Attributes:
-        hashes: uint64, sorted.
-        bits: int64, what each is.
-    """
+    """The words that the sentence rules know, by hash."""
 
     hashes: npt.NDArray[np.uint64]
+    """uint64, sorted."""
     bits: IntArray
+    """int64, what each word is."""
 
 
 def make_rule_words() -> RuleWords:
-    """The words of `data_prep.text.sentences`; numbered ones in small letters."""
+    """Return the words of `data_prep.text.sentences`; numbered ones in small letters."""
     bits: dict[str, int] = {}
     for words, bit in (
         (ABBREVIATIONS, IS_ABBREVIATION),
@@ -67,7 +83,7 @@ def make_rule_words() -> RuleWords:
 
 @compiled
 def is_end(before: int, after: int, words: int) -> bool:
-    """Whether a sentence of `words` words ends between two words, by their bits."""
+    """Return whether a sentence of `words` words ends between two words, by their bits."""
     if before & ENDS_FREELY:
         return not after & BEGINS_FREELY
     if not before & ENDS or after & BEGINS_LOWER:
@@ -92,7 +108,7 @@ def word_bits(
     rules: RuleWords,
     letters: npt.NDArray[np.int32],
 ) -> int:
-    """What a word is to the sentence rules; see `data_prep.text.sentences`."""
+    """Return what a word is to the sentence rules; see `data_prep.text.sentences`."""
     size = 0
     while place < end:
         code, place = decode(data, place)
@@ -109,7 +125,9 @@ def _bits_before(
     flags: npt.NDArray[np.uint16],
     rules: RuleWords,
 ) -> int:
-    """Bits of a word as the one before a blank."""
+    """Return the bits of a word as the one before a blank."""
+    # The word is read from its end: [closing marks] [marks] [what the rules look at]. An example:
+    #     ( U . S . "        first = 1, mark = 4, mark_end = 5, size = 6
     mark_end = size
     while mark_end and flags[letters[mark_end - 1]] & ch.IS_CLOSING:
         mark_end -= 1
@@ -120,7 +138,7 @@ def _bits_before(
         mark -= 1
     if mark == mark_end:
         return 0
-    if mark_end - mark > 1 or letters[mark] != 46:
+    if mark_end - mark > 1 or letters[mark] != _DOT:
         return ENDS
     first = mark
     while first and mark - first < LOOK and not flags[letters[first - 1]] & ch.IS_BORDER:
@@ -128,19 +146,33 @@ def _bits_before(
     bits = ENDS | ENDS_WITH_DOT
     bits |= _rule_bits(letters[first:mark], rules, False) & (IS_ABBREVIATION | IS_MAY_END)
     bits |= _rule_bits(letters[first:mark], rules, True) & IS_NUMBERED
-    is_initials = (mark - first) % 2 == 1 and not (mark - first == 1 and letters[first] == 73)
-    is_number = mark > first
-    for index in range(first, mark):
-        flag = flags[letters[index]]
-        is_initials &= (
-            flag & ch.IS_INITIAL != 0 if (index - first) % 2 == 0 else letters[index] == 46
-        )
-        is_number &= flag & ch.IS_DIGIT != 0
-    if is_initials:
+    if _is_initials(letters[first:mark], flags):
         bits |= IS_INITIALS | (HAS_DOTS if mark - first > 1 else 0)
-    if is_number and first == 0:
+    if first == 0 and _is_number(letters[first:mark], flags):
         bits |= IS_LIST_NUMBER
     return bits
+
+
+@compiled
+def _is_initials(letters: npt.NDArray[np.int32], flags: npt.NDArray[np.uint16]) -> bool:
+    """Return whether characters are initials with dots between them; "I" alone is a word."""
+    if len(letters) % 2 == 0 or (len(letters) == 1 and letters[0] == _LETTER_I):
+        return False
+    for index in range(len(letters)):
+        if index % 2 == 0 and not flags[letters[index]] & ch.IS_INITIAL:
+            return False
+        if index % 2 == 1 and letters[index] != _DOT:
+            return False
+    return True
+
+
+@compiled
+def _is_number(letters: npt.NDArray[np.int32], flags: npt.NDArray[np.uint16]) -> bool:
+    """Return whether characters are digits, at least one."""
+    for letter in letters:
+        if not flags[letter] & ch.IS_DIGIT:
+            return False
+    return len(letters) > 0
 
 
 @compiled
@@ -150,7 +182,7 @@ def _bits_after(
     flags: npt.NDArray[np.uint16],
     rules: RuleWords,
 ) -> int:
-    """Bits of a word as the one after a blank."""
+    """Return the bits of a word as the one after a blank."""
     first = 0
     while first < size and flags[letters[first]] & ch.IS_OPENING:
         first += 1
@@ -170,14 +202,15 @@ def _bits_after(
 
 @compiled
 def _rule_bits(letters: npt.NDArray[np.int32], rules: RuleWords, is_lowered: bool) -> int:
-    """What the rules know about a word of ASCII letters."""
+    """Return what the rules know about a word of ASCII letters."""
     if len(letters) > _LONGEST_RULE_WORD:
         return 0
     hashed = HASH_START
     for letter in letters:
-        if letter >= 0x80:
+        if letter >= _FIRST_BEYOND_ASCII:
             return 0
-        code = letter + 32 if is_lowered and 65 <= letter <= 90 else letter
+        is_upper = _LETTER_A <= letter <= _LETTER_Z
+        code = letter + _TO_LOWER if is_lowered and is_upper else letter
         hashed = (hashed ^ np.uint64(code)) * HASH_MULTIPLIER
     place = np.searchsorted(rules.hashes, hashed)
     if place < len(rules.hashes) and rules.hashes[place] == hashed:
@@ -187,7 +220,7 @@ def _rule_bits(letters: npt.NDArray[np.int32], rules: RuleWords, is_lowered: boo
 
 @compiled
 def hash_word(data: npt.NDArray[np.uint8]) -> np.uint64:
-    """The hash of a word's bytes."""
+    """Return the hash of a word's bytes."""
     hashed = HASH_START
     for byte in data:
         hashed = (hashed ^ np.uint64(byte)) * HASH_MULTIPLIER

@@ -1,4 +1,4 @@
-"""Words to pieces, and the table of the words that were met.
+"""Words to pieces, and the table of the words that the text has had so far.
 
 Legend: a word is what lies between two blanks; its parts are what the tokeniser makes of it before
 it looks for pieces.
@@ -21,40 +21,101 @@ from data_prep.pieces.word_rules import HAS_UNKNOWN
 LONGEST_WORD = 100
 """Characters; a longer part is [UNK]."""
 CACHED_BYTES = 64
-"""Longer words are hardly met twice."""
+"""Bytes of the longest word in the table; longer ones hardly come twice."""
 MIX_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _WORD_SLOTS, _MOST_WORDS = 1 << 20, 1 << 19
 _WORD_BYTES, _WORD_PIECES = 1 << 24, 1 << 22
 
 
 class WordTable(NamedTuple):
-    """Distinct words and what was worked out about them.
-
-    Attributes:
-        slots: int32 [power of 2], word number + 1, or 0.
-        entries: uint64 [4 * words], four to a word, so that a look reads one line of the cache: its
-            hash; where its bytes lie in `text` and its pieces in `pieces` (low and high half); how
-            many bytes and pieces it has, and its bits (from bit 0, 8, 16 on); nothing.
-        unknown_uses: int64 [words], how often a word with unknown characters was met.
-        text: uint8, bytes of all words.
-        pieces: int32, pieces of all words.
-        used: int64 [4], words, bytes and pieces in the table, and words met since it was full. The
-            commonest words come first, so a full table keeps them until it has met as many others.
-    """
+    """Distinct words and what was worked out about them."""
 
     slots: npt.NDArray[np.int32]
+    """int32 [power of 2], word number + 1, or 0."""
     entries: npt.NDArray[np.uint64]
+    """uint64 [4 * words], packed as described below."""
     unknown_uses: IntArray
+    """int64 [words], how often a word with unknown characters was found in the text."""
     text: npt.NDArray[np.uint8]
+    """uint8, bytes of all words."""
     pieces: npt.NDArray[np.int32]
+    """int32, pieces of all words."""
     used: IntArray
+    """int64 [4], at `WORDS`, `BYTES`, `PIECES` how much of the table is filled, and at `REFUSED`
+    the words that had no room. The commonest words come first, so a full table keeps them until it
+    has refused as many others."""
+
+
+WORDS, BYTES, PIECES, REFUSED = range(4)
+"""Places in `WordTable.used`."""
+
+# An entry is four numbers of 64 bits, half a line of the cache, so that looking a word up touches
+# one line. It is read and written by the functions below and by nothing else:
+#
+#   number   bits    holds                              read by
+#   0        0..63   the hash of the word               entry_hash
+#   1        0..31   where its bytes begin in `text`    entry_text
+#            32..63  where its pieces begin in `pieces` entry_pieces
+#   2        0..7    how many bytes it has              entry_size
+#            8..15   how many pieces it has             entry_num_pieces
+#            16..    its bits, see `word_rules`         entry_bits
+#   3                nothing
+_ENTRY = 4
+_HALF = np.uint64(32)
+
+
+@compiled
+def entry_hash(entries: npt.NDArray[np.uint64], number: int) -> np.uint64:
+    """Return the hash of a word."""
+    return np.uint64(entries[_ENTRY * number])
+
+
+@compiled
+def entry_text(entries: npt.NDArray[np.uint64], number: int) -> int:
+    """Return where the bytes of a word begin in `WordTable.text`."""
+    return integer(entries[_ENTRY * number + 1]) & 0xFFFFFFFF
+
+
+@compiled
+def entry_pieces(entries: npt.NDArray[np.uint64], number: int) -> int:
+    """Return where the pieces of a word begin in `WordTable.pieces`."""
+    return integer(entries[_ENTRY * number + 1] >> _HALF)
+
+
+@compiled
+def entry_size(entries: npt.NDArray[np.uint64], number: int) -> int:
+    """Return how many bytes a word has."""
+    return integer(entries[_ENTRY * number + 2]) & 0xFF
+
+
+@compiled
+def entry_num_pieces(entries: npt.NDArray[np.uint64], number: int) -> int:
+    """Return how many pieces a word has."""
+    return (integer(entries[_ENTRY * number + 2]) >> 8) & 0xFF
+
+
+@compiled
+def entry_bits(entries: npt.NDArray[np.uint64], number: int) -> int:
+    """Return the bits of a word."""
+    return integer(entries[_ENTRY * number + 2]) >> 16
+
+
+@compiled
+def _write_entry(
+    table: WordTable, number: int, hashed: np.uint64, size: int, num_pieces: int, bits: int
+) -> None:
+    """Write the entry of a word whose bytes and pieces go to the end of those in use."""
+    text_start, pieces_start = table.used[BYTES], table.used[PIECES]
+    table.entries[_ENTRY * number] = hashed
+    table.entries[_ENTRY * number + 1] = np.uint64(text_start | (pieces_start << 32))
+    table.entries[_ENTRY * number + 2] = np.uint64(size | (num_pieces << 8) | (bits << 16))
 
 
 def make_word_table() -> WordTable:
-    """An empty table; memory is taken as words come."""
+    """Return an empty table; memory is taken as words come."""
     return WordTable(
         slots=np.zeros(_WORD_SLOTS, np.int32),
-        entries=np.empty(4 * _MOST_WORDS, np.uint64),
+        entries=np.empty(_ENTRY * _MOST_WORDS, np.uint64),
         unknown_uses=np.empty(_MOST_WORDS, np.int64),
         text=np.empty(_WORD_BYTES, np.uint8),
         pieces=np.empty(_WORD_PIECES, np.int32),
@@ -72,13 +133,13 @@ def find_word(
     entries: npt.NDArray[np.uint64],
     text: npt.NDArray[np.uint8],
 ) -> int:
-    """The number of a word in the table, or -1."""
+    """Return the number of a word in the table, or -1."""
     mask = integer(len(slots) - 1)
     slot = integer((hashed * MIX_MULTIPLIER) >> np.uint64(32)) & mask
     while slots[slot]:
         number = integer(slots[slot]) - 1
-        if entries[4 * number] == hashed and integer(entries[4 * number + 2]) & 0xFF == size:
-            start, index = integer(entries[4 * number + 1]) & 0xFFFFFFFF, 0
+        if entry_hash(entries, number) == hashed and entry_size(entries, number) == size:
+            start, index = entry_text(entries, number), 0
             while index < size and text[start + index] == data[place + index]:
                 index += 1
             if index == size:
@@ -89,8 +150,8 @@ def find_word(
 
 @compiled
 def has_room(table: WordTable, size: int, count: int) -> bool:
-    """Whether a word of `size` bytes and `count` pieces fits into the table."""
-    number, text_start, pieces_start = table.used[0], table.used[1], table.used[2]
+    """Return whether a word of `size` bytes and `count` pieces fits into the table."""
+    number, text_start, pieces_start = table.used[WORDS], table.used[BYTES], table.used[PIECES]
     return bool(
         number < len(table.unknown_uses)
         and text_start + size <= len(table.text)
@@ -110,8 +171,8 @@ def remember(
     id_start: int,
     id_end: int,
 ) -> None:
-    """Puts a word into the table."""
-    number, text_start, pieces_start = table.used[0], table.used[1], table.used[2]
+    """Put a word into the table, which has room for it."""
+    number, text_start, pieces_start = table.used[WORDS], table.used[BYTES], table.used[PIECES]
     slots, text, pieces = table.slots, table.text, table.pieces
     mask = integer(len(slots) - 1)
     slot = integer((hashed * MIX_MULTIPLIER) >> np.uint64(32)) & mask
@@ -119,27 +180,24 @@ def remember(
         slot = (slot + 1) & mask
     slots[slot] = number + 1
     table.unknown_uses[number] = 0
-    entries = table.entries
-    entries[4 * number] = hashed
-    entries[4 * number + 1] = np.uint64(text_start | (pieces_start << 32))
-    entries[4 * number + 2] = np.uint64(size | ((id_end - id_start) << 8) | (bits << 16))
+    _write_entry(table, number, hashed, size, id_end - id_start, bits)
     for index in range(size):
         text[text_start + index] = data[place + index]
     for index in range(id_end - id_start):
         pieces[pieces_start + index] = ids[id_start + index]
-    table.used[0], table.used[1] = number + 1, text_start + size
-    table.used[2] = pieces_start + id_end - id_start
+    table.used[WORDS], table.used[BYTES] = number + 1, text_start + size
+    table.used[PIECES] = pieces_start + id_end - id_start
 
 
 @compiled
 def settle_unknown(characters: Characters, trie: Trie, table: WordTable, unknown: IntArray) -> None:
-    """Counts the unknown characters of the words in the table, as often as each was met."""
-    for number in range(table.used[0]):
+    """Count the unknown characters of the words in the table, as often as each was found."""
+    entries = table.entries
+    for number in range(table.used[WORDS]):
         uses = table.unknown_uses[number]
-        sizes = integer(table.entries[4 * number + 2])
-        if (sizes >> 16) & HAS_UNKNOWN and uses:
-            start = integer(table.entries[4 * number + 1]) & 0xFFFFFFFF
-            end = start + (sizes & 0xFF)
+        if entry_bits(entries, number) & HAS_UNKNOWN and uses:
+            start = entry_text(entries, number)
+            end = start + entry_size(entries, number)
             count_unknown(table.text, start, end, characters, trie, unknown, uses)
             table.unknown_uses[number] = 0
 
@@ -154,7 +212,7 @@ def count_unknown(
     unknown: IntArray,
     uses: int,
 ) -> None:
-    """Adds `uses` for every normalised character of a word that no piece begins with."""
+    """Add `uses` for every normalised character of a word that no piece begins with."""
     while place < end:
         code, place = decode(data, place)
         if characters.flags[code] & ch.REMOVED:
@@ -183,7 +241,7 @@ def tokenise_word(
     ids: UnsignedArray,
     id_place: int,
 ) -> tuple[int, bool]:
-    """Writes the pieces of what lies between two blanks to `ids` from `id_place` on.
+    """Write the pieces of what lies between two blanks to `ids` from `id_place` on.
 
     Returns:
         The place after them, and whether one is [UNK].
@@ -221,7 +279,7 @@ def tokenise_word(
 def _write_pieces(
     word: IntArray, size: int, unknown_id: int, trie: Trie, ids: UnsignedArray, id_place: int
 ) -> tuple[int, bool]:
-    """Writes the pieces of a word, the longest first, or [UNK].
+    """Write the pieces of a word, the longest first, or [UNK].
 
     Returns:
         The place after them, and whether it is [UNK].

@@ -1,9 +1,9 @@
-"""Who runs the tasks: this process, worker processes, or the ranks of an MPI job.
+"""Executors run the tasks: in this process, in worker processes, or on the ranks of an MPI job.
 
-A task is a module-level function of the work folder and an item; it leaves its result in files, so
-every executor gives the same bytes and a task may be run again. Processes are spawned, never
-forked: a fork after the tokeniser's thread pool started hangs. Whoever is at work on a task says so
-in a file, by which the next run can name it where this one was killed.
+A task is a module-level function of a job and an item; it leaves its result in files, so every
+executor gives the same bytes and a task may be run again. Processes are spawned, never forked: a
+fork after the tokeniser's thread pool started hangs. While a task runs, a file describes it, so
+that the next run can name what was running where this one was killed.
 """
 
 from __future__ import annotations
@@ -17,32 +17,65 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from data_prep.contract.errors import DataPrepError, UsageError
 from data_prep.running.files import output_error
 from data_prep.running.memory import return_large_blocks
 
 RUNNING_NAME = "running"
-"""Folder in the work folder: a file for every task that is being done, with its description."""
+"""Folder in the work folder: a file for every task that is running, with its description."""
 CLAIMS_NAME = "claims"
 """Folder in the work folder: what the ranks of an MPI job have taken and done."""
 
+
+class Job(Protocol):
+    """What the tasks of a preparation share, besides their items.
+
+    A job is sent to worker processes with every task, so it pickles to little; equal jobs are those
+    of the same preparation.
+    """
+
+    @property
+    def work(self) -> Path:
+        """The work folder."""
+        ...
+
+
+JobT = TypeVar("JobT", bound=Job)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Stage(Generic[JobT, Item]):
+    """Tasks that an executor runs, in any order and on any worker."""
+
+    function: Callable[[JobT, Item], None]
+    """Does one item; of a module, so that processes find it."""
+    job: JobT
+    """What the tasks share; the same in every process."""
+    items: Sequence[Item]
+    """What is to be done, the same list on all ranks."""
+    done: Callable[[Item], None]
+    """Called in the root process with each item that is done, by whichever worker."""
+    describe: Callable[[Item], str] = str
+    """Names an item, for the message where its worker died."""
+
 
 # Sizes of the job as Open MPI, MPICH (Hydra) and Slurm's srun announce it.
 _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
 
 
 class Executor(Protocol):
-    """Runs functions on workers; a context manager."""
+    """An executor runs functions on workers; a context manager."""
 
     is_root: bool
-    """Whether this process speaks to the user."""
+    """Whether this process reports to the user."""
     size: int
     """Number of workers."""
 
@@ -56,7 +89,7 @@ class Executor(Protocol):
     ) -> None: ...
 
     def on_root(self, function: Callable[[], Result]) -> Result:
-        """Calls `function` in one process; all get its result or its error."""
+        """Call `function` in one process; all get its result or its error."""
         ...
 
     def gather(
@@ -77,28 +110,13 @@ class Executor(Protocol):
         """
         ...
 
-    def run(
-        self,
-        function: Callable[[Path, Item], None],
-        work: Path,
-        items: Sequence[Item],
-        done: Callable[[Item], None],
-        describe: Callable[[Item], str] = str,
-    ) -> None:
-        """Calls `function(work, item)` for all items, and `done(item)` in the root process.
-
-        Args:
-            function: does one item.
-            work: the work folder.
-            items: what is to be done, the same list in every process.
-            done: hears of items that are done; under MPI on the root of those of all ranks.
-            describe: an item in words, for the message where its worker died.
-        """
+    def run(self, stage: Stage[Any, Any]) -> None:
+        """Do all items of a stage."""
         ...
 
 
 class SerialExecutor:
-    """Runs everything in this process, in order."""
+    """An executor that runs everything in this process, in order."""
 
     is_root = True
     size = 1
@@ -115,7 +133,7 @@ class SerialExecutor:
         return
 
     def on_root(self, function: Callable[[], Result]) -> Result:
-        """Calls `function`."""
+        """Call `function`."""
         return function()
 
     def gather(
@@ -131,22 +149,15 @@ class SerialExecutor:
             done(item)
         return results
 
-    def run(
-        self,
-        function: Callable[[Path, Item], None],
-        work: Path,
-        items: Sequence[Item],
-        done: Callable[[Item], None],
-        describe: Callable[[Item], str] = str,
-    ) -> None:
-        """Calls `function` for one item after the other."""
-        for item in items:
-            run_task(function, work, item, describe(item))
-            done(item)
+    def run(self, stage: Stage[Any, Any]) -> None:
+        """Do one item after the other."""
+        for item in stage.items:
+            run_task(stage.function, stage.job, item, stage.describe(item))
+            stage.done(item)
 
 
 class ProcessExecutor(SerialExecutor):
-    """Runs tasks in spawned processes that end with this one.
+    """An executor that runs tasks in spawned processes, which end with this one.
 
     Args:
         size: number of processes.
@@ -158,7 +169,7 @@ class ProcessExecutor(SerialExecutor):
         self._others = {child.pid for child in multiprocessing.active_children()}
 
     def __enter__(self) -> ProcessExecutor:
-        """Starts the processes, which import what they need while this one plans."""
+        """Start the processes, which import what they need while this one plans."""
         self._submit(_nothing)
         return self
 
@@ -176,26 +187,22 @@ class ProcessExecutor(SerialExecutor):
                     child.terminate()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def run(
-        self,
-        function: Callable[[Path, Item], None],
-        work: Path,
-        items: Sequence[Item],
-        done: Callable[[Item], None],
-        describe: Callable[[Item], str] = str,
-    ) -> None:
-        """Gives items to whichever process is free.
+    def run(self, stage: Stage[Any, Any]) -> None:
+        """Give items to the processes that are free.
 
         Raises:
             DataPrepError: a process died.
         """
-        with self._deaths_reported(lambda: was_running(work)):
+        with self._deaths_reported(lambda: was_running(stage.job.work)):
             futures = {
-                self._submit(run_task, function, work, item, describe(item)): item for item in items
+                self._submit(
+                    _run_in_worker, stage.function, stage.job, item, stage.describe(item)
+                ): item
+                for item in stage.items
             }
             for future in as_completed(futures):
                 future.result()
-                done(futures[future])
+                stage.done(futures[future])
 
     def gather(
         self,
@@ -219,7 +226,7 @@ class ProcessExecutor(SerialExecutor):
 
     @contextmanager
     def _deaths_reported(self, at_work: Callable[[], list[str]]) -> Iterator[None]:
-        """Raise DataPrepError where a process dies; `at_work` says what was being done."""
+        """Raise DataPrepError where a process dies; `at_work` returns what was running."""
         try:
             yield
         except BrokenProcessPool as err:
@@ -232,7 +239,7 @@ class ProcessExecutor(SerialExecutor):
             ) from err
 
     def _submit(self, function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-        """Hands a call to the pool, which is made for the first."""
+        """Give a call to the pool, which is made for the first one."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 self.size, multiprocessing.get_context("spawn"), _start_worker
@@ -242,25 +249,52 @@ class ProcessExecutor(SerialExecutor):
 
 
 def _nothing() -> None:
-    """A task that has the processes started."""
+    """Do nothing: a task that has the processes started."""
 
 
 def run_task(
-    function: Callable[[Path, Item], None], work: Path, item: Item, description: str
+    function: Callable[[JobT, Item], None], job: JobT, item: Item, description: str
 ) -> None:
-    """Does one item; a file says so for as long as it takes."""
-    path = work / RUNNING_NAME / f"{socket.gethostname()}-{os.getpid()}"
+    """Do one item; a file describes it for as long as it takes.
+
+    Args:
+        function: does the item.
+        job: what all items share.
+        item: what is to be done.
+        description: what the file holds.
+    """
+    path = job.work / RUNNING_NAME / f"{socket.gethostname()}-{os.getpid()}"
     try:
         path.parent.mkdir(exist_ok=True)
         path.write_text(description, encoding="utf-8", errors="backslashreplace")
     except OSError as err:
         raise output_error(path, err) from err
-    function(work, item)
+    function(job, item)
     path.unlink(missing_ok=True)
 
 
+class _Worker:
+    """A worker process keeps its copy of the job here between tasks.
+
+    Every task brings a fresh copy of the job, in which nothing is loaded. The first one of a
+    preparation stays, with the plan and the encoder that tasks have loaded into it.
+    """
+
+    job: Job | None = None
+
+
+def _run_in_worker(
+    function: Callable[[JobT, Item], None], job: JobT, item: Item, description: str
+) -> None:
+    """Do one item in a worker process, with the copy of the job that is kept there."""
+    if _Worker.job != job:
+        _Worker.job = job
+    assert _Worker.job is not None
+    run_task(function, _Worker.job, item, description)
+
+
 def was_running(work: Path) -> list[str]:
-    """What tasks were being done when their workers ended, in words."""
+    """Return the descriptions of the tasks that were running when their workers ended."""
     paths = sorted((work / RUNNING_NAME).glob("*"))
     found = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
     return [description for description in found if description]
@@ -268,7 +302,7 @@ def was_running(work: Path) -> list[str]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Holds Ctrl-C back; processes started meanwhile never see it: it is the parent's business.
+    """Hold Ctrl-C back; processes that are started inside never see it, only their parent does.
 
     The mask is what the processes inherit. It holds for one thread only: a signal that another
     thread takes would still interrupt the main thread half-way through starting a process, so the
@@ -290,7 +324,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _start_worker() -> None:
-    """Makes a spawned process end with its parent, and imports what tasks need."""
+    """Make a spawned process end with its parent, and import what tasks need."""
     return_large_blocks()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for module in ("data_prep.stages.map_stage", "data_prep.stages.reduce_stage"):
@@ -298,7 +332,7 @@ def _start_worker() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process once its parent is gone, also when the parent was killed."""
+    """End this process once its parent is gone, also when the parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -306,16 +340,16 @@ def _end_with_parent() -> None:
 
 
 def mpi_size(environ: Mapping[str, str]) -> int:
-    """Number of ranks the launcher started; 1 where there is none."""
+    """Return the number of ranks the launcher started; 1 where there is none."""
     return max(int(environ.get(name, "1")) for name in _MPI_SIZES)
 
 
 def make_executor(processes: int | None, environ: Mapping[str, str] = os.environ) -> Executor:
-    """The executor for this process.
+    """Return the executor for this process.
 
     Args:
         processes: as the user asked with -j; None takes every usable core.
-        environ: environment variables, which tell of MPI.
+        environ: environment variables, by which MPI is found.
 
     Raises:
         UsageError: MPI without `mpi4py`, or with -j; -j below 1.
@@ -331,7 +365,7 @@ def make_executor(processes: int | None, environ: Mapping[str, str] = os.environ
 
 
 def _mpi_executor(processes: int | None, environ: Mapping[str, str]) -> Executor:
-    """The executor of a rank; UsageError where it cannot be."""
+    """Return the executor of a rank; raise UsageError where MPI cannot be used."""
     if processes is not None and processes > 1:
         raise UsageError(
             f"-j {processes} under MPI: each of the {mpi_size(environ)} ranks is one worker; "

@@ -1,4 +1,4 @@
-"""Files of a preparation: written whole or not at all, with errors that say how to go on."""
+"""Files of a preparation: written whole or not at all, with errors that name a way to go on."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WORK_NAME = "work"
 
 @contextmanager
 def atomic_file(path: Path, is_durable: bool = True) -> Iterator[BinaryIO]:
-    """A binary file that appears under `path` only once it is whole.
+    """Return a binary file that appears under `path` only once it is whole.
 
     Args:
         path: the final name; the temporary file lies in the same folder.
         is_durable: whether name and content survive a power cut. False does not wait for the
-            disk; a checksum kept elsewhere must then tell whether they did. A kill leaves the file
+            disk; a checksum kept elsewhere must then show whether they did. A kill leaves the file
             old or new either way.
 
     Raises:
@@ -39,7 +39,7 @@ def atomic_file(path: Path, is_durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def make_durable(folder: Path, names: Iterable[str]) -> None:
-    """Makes files of a folder survive a power cut.
+    """Make files of a folder survive a power cut.
 
     Raises:
         OutputError: one of them cannot be written to disk.
@@ -52,19 +52,19 @@ def make_durable(folder: Path, names: Iterable[str]) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes `content` as readable JSON, whole or not at all."""
+    """Write `content` as readable JSON, whole or not at all."""
     with atomic_file(path) as file:
         file.write(dumps(content).encode() + b"\n")
 
 
 def write_work_json(path: Path, content: Any, is_durable: bool = True) -> None:
-    """Writes `content` as JSON for programs, whole or not at all; much faster than for people."""
+    """Write `content` as JSON for programs, whole or not at all; much faster than for people."""
     with atomic_file(path, is_durable) as file:
         file.write(json.dumps(content, separators=(",", ":")).encode())
 
 
 def read_work_json(path: Path) -> Any:
-    """Reads what `write_work_json` wrote.
+    """Read what `write_work_json` wrote.
 
     Raises:
         DataError: it is missing or damaged.
@@ -76,7 +76,7 @@ def read_work_json(path: Path) -> Any:
 
 
 def damaged_work(path: Path, err: Exception) -> str:
-    """The message where a file of a work folder cannot be used."""
+    """Return the message where a file of a work folder cannot be used."""
     work = next((parent for parent in path.parents if parent.name == WORK_NAME), path.parent)
     return (
         f"{path}: cannot be read ({type(err).__name__}: {err}); the unfinished preparation is "
@@ -85,7 +85,7 @@ def damaged_work(path: Path, err: Exception) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Makes `path` and its parents.
+    """Make `path` and its parents.
 
     Raises:
         OutputError: it cannot be made.
@@ -97,7 +97,7 @@ def make_folder(path: Path) -> None:
 
 
 def output_error(path: Path, err: OSError) -> OutputError:
-    """The error for a user when writing `path` failed."""
+    """Return the error for a user when writing `path` failed."""
     if err.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             f"{path}: the disk is full ({free_mib(path)} MiB free in {path.parent}). Nothing "
@@ -110,6 +110,6 @@ def output_error(path: Path, err: OSError) -> OutputError:
 
 
 def free_mib(path: Path) -> int:
-    """MiB free for `path`, looked up at the nearest folder that exists."""
+    """Return the MiB free for `path`, looked up at the nearest folder that exists."""
     existing = next(parent for parent in path.absolute().parents if parent.is_dir())
     return shutil.disk_usage(existing).free >> 20

@@ -9,7 +9,7 @@ _LARGE_BYTES = 8 << 20
 
 
 def return_large_blocks() -> bool:
-    """Makes freed blocks of 8 MiB and more go back to the system at once, as glibc has it at first.
+    """Make freed blocks of 8 MiB and more go back to the system at once, as glibc has it at first.
 
     Without it glibc raises the size from which blocks go back up to 32 MiB as they are freed, and
     the pieces that stay let a long job grow by 10 to 15 percent. Smaller blocks stay: to fetch

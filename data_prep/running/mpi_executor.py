@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import Any
 
 from data_prep.contract.errors import DataPrepError
-from data_prep.running.executor import CLAIMS_NAME, Item, Result, run_task
+from data_prep.running.executor import CLAIMS_NAME, Item, JobT, Result, Stage, run_task
 from data_prep.running.files import make_folder, output_error
 
 _DONE, _FAILED = ".done", "failed"  # names of files among the claims
 
 
 class MpiExecutor:
-    """Runs tasks on all ranks of an MPI job; a rank that is free takes the next item.
+    """An executor for all ranks of an MPI job; a rank that is free takes the next item.
 
     An item is taken by creating a file in the work folder, which only one rank can; so no rank
     serves the others, and none waits while another is at work.
@@ -43,7 +43,7 @@ class MpiExecutor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Ends all ranks where one meets what the others do not know of."""
+        """End all ranks where one has an error that the others do not know of."""
         if isinstance(error, KeyboardInterrupt):
             self._communicator.Abort(130)
         elif error is not None and not isinstance(error, DataPrepError):
@@ -52,7 +52,7 @@ class MpiExecutor:
             self._communicator.Abort(1)
 
     def on_root(self, function: Callable[[], Result]) -> Result:
-        """Calls `function` on rank 0; every rank gets the result or the error."""
+        """Call `function` on rank 0; every rank gets the result or the error."""
         answer: tuple[Any, DataPrepError | None] = (None, None)
         if self.is_root:
             try:
@@ -73,7 +73,7 @@ class MpiExecutor:
         """Share the items out in turn; each rank does its own.
 
         Raises:
-            DataPrepError: on all ranks, what one of them met.
+            DataPrepError: on all ranks, the error of one of them.
         """
         shares = [items[rank :: self.size] for rank in range(self.size)] if self.is_root else None
         results: list[Result] = []
@@ -97,53 +97,49 @@ class MpiExecutor:
         if errors:
             raise errors[0]
 
-    def run(
-        self,
-        function: Callable[[Path, Item], None],
-        work: Path,
-        items: Sequence[Item],
-        done: Callable[[Item], None],
-        describe: Callable[[Item], str] = str,
-    ) -> None:
-        """Does items until none is left; an error on any rank ends the others after their item.
+    def run(self, stage: Stage[JobT, Item]) -> None:
+        """Do items until none is left; an error on any rank ends the others after their item.
 
         Raises:
-            DataPrepError: on all ranks, what one of them met.
+            DataPrepError: on all ranks, the error of one of them.
         """
-        claims = work / CLAIMS_NAME / self.on_root(lambda: uuid.uuid4().hex)
+        # Any rank may take any item, and the only thing they share is the work folder. A claim is
+        # a file created with O_EXCL, so exactly one rank gets an item; the folder of the claims
+        # has a new name each time, so that claims of a killed run count for nothing. A rank that
+        # fails leaves a file, too: the others look for it before each item. Then all ranks must
+        # come to the collective call below, or those that wait there wait for ever.
+        claims = stage.job.work / CLAIMS_NAME / self.on_root(lambda: uuid.uuid4().hex)
         self.on_root(lambda: make_folder(claims))
         reported: set[int] = set()
         error: DataPrepError | None = None
         try:
-            for number, item in enumerate(items):
+            for number, item in enumerate(stage.items):
                 if (claims / _FAILED).exists():
                     break
                 if not _create(claims / str(number)):
                     continue
-                run_task(function, work, item, describe(item))
+                run_task(stage.function, stage.job, item, stage.describe(item))
                 _create(claims / f"{number}{_DONE}")
                 if self.is_root:
-                    self._report(claims, items, reported, done)
+                    self._report(claims, stage, reported)
         except DataPrepError as err:
             _create(claims / _FAILED)
             error = err
         self._raise_of_any(error)
         if self.is_root:
-            self._report(claims, items, reported, done)
+            self._report(claims, stage, reported)
             shutil.rmtree(claims, ignore_errors=True)
 
-    def _report(
-        self, claims: Path, items: Sequence[Item], reported: set[int], done: Callable[[Item], None]
-    ) -> None:
-        """Call `done` for the items that any rank has done since the last report."""
+    def _report(self, claims: Path, stage: Stage[JobT, Item], reported: set[int]) -> None:
+        """Call `stage.done` for the items that any rank has done since the last report."""
         finished = {int(path.stem) for path in claims.glob(f"*{_DONE}")}
         for number in sorted(finished - reported):
-            done(items[number])
+            stage.done(stage.items[number])
         reported |= finished
 
 
 def _create(path: Path) -> bool:
-    """Makes an empty file; False where it is there already.
+    """Make an empty file; return False where it exists already.
 
     Raises:
         OutputError: it cannot be made.

@@ -35,7 +35,7 @@ class Progress:
         self._label, self._total, self._unit, self._clock = label, total, unit, clock
         self._done = self._before = 0
         self._is_shown = is_shown
-        self._started = self._said = clock()
+        self._started = self._printed = clock()
         self._bar: Any = None
 
     def __enter__(self) -> Progress:
@@ -59,10 +59,10 @@ class Progress:
             self._bar.update(left)
             self._bar.close()
         elif self._is_shown and kind is None:
-            self._say()
+            self._print()
 
     def start_at(self, amount: int) -> None:
-        """Says that `amount` was done before the clock began to run."""
+        """Count `amount` as done before the clock began to run."""
         self._before = amount
         self._done += amount
         if self._bar is not None:
@@ -70,16 +70,16 @@ class Progress:
             self._bar.refresh()
 
     def advance(self, amount: int) -> None:
-        """Says that `amount` more is done."""
+        """Count `amount` more as done."""
         self._done += amount
         if self._bar is not None:
             self._bar.update(amount)
-        elif self._is_shown and self._clock() - self._said >= _LINE_EVERY_S:
-            self._said = self._clock()
-            self._say()
+        elif self._is_shown and self._clock() - self._printed >= _LINE_EVERY_S:
+            self._printed = self._clock()
+            self._print()
 
-    def _say(self) -> None:
-        """One plain line."""
+    def _print(self) -> None:
+        """Print one plain line."""
         scale, unit = (1e6, "MB") if self._unit == "B" else (1.0, self._unit)
         elapsed_s = self._clock() - self._started
         print(
@@ -90,7 +90,7 @@ class Progress:
         )
 
     def _time_left(self, elapsed_s: float) -> str:
-        """The time left at the speed so far; nothing where it is done or has not begun."""
+        """Return the time left at the speed so far; nothing where it is done or has not begun."""
         done, left = self._done - self._before, self._total - self._done
         if done <= 0 or left <= 0:
             return ""

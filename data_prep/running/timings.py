@@ -18,7 +18,7 @@ class StageClock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Counts what happens inside to the stage `name`."""
+        """Count what happens inside to the stage `name`."""
         start = time.perf_counter()
         try:
             yield
@@ -26,8 +26,11 @@ class StageClock:
             self.stages_s[name] = self.stages_s.get(name, 0.0) + time.perf_counter() - start
 
     def to_json(self) -> dict[str, Any]:
-        """Seconds by stage; `peak_mib`, of this process or of a worker that has ended, and `cpu_s`,
-        user and system time of all of them."""
+        """Return the seconds by stage, the peak memory and the CPU time as plain JSON values.
+
+        `peak_mib` is that of this process or of a worker that has ended, whichever is larger;
+        `cpu_s` is the user and system time of all of them.
+        """
         own, ended = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         return {
             "stages_s": self.stages_s,

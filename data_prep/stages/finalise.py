@@ -25,9 +25,9 @@ from data_prep.contract.manifest import (
 from data_prep.contract.quality import UNKNOWN, judge_dataset
 from data_prep.contract.storage import TEMPORARY_SUFFIX
 from data_prep.contract.version import tool_version
-from data_prep.contract.wordpiece import load_vocabulary
 from data_prep.pieces.scripts import named_scripts
 from data_prep.running.files import atomic_file, make_durable, write_json
+from data_prep.stages.job import Job
 from data_prep.stages.map_stage import load_contents
 from data_prep.stages.map_stage import load_result as load_map_result
 from data_prep.stages.plan import Plan
@@ -43,18 +43,19 @@ from data_prep.stages.totals import TotalsSummer
 _NAMED_CHARACTERS = 10
 
 
-def finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> list[Manifest]:
-    """Writes the vocabulary and the manifest of every dataset folder, and removes the work folder.
+def finalise(job: Job, tasks: Sequence[ReduceTask]) -> list[Manifest]:
+    """Write the vocabulary and the manifest of every dataset folder; remove the work folder.
 
     Raises:
         InputError: the text gives no row to train on.
         OutputError: a file cannot be written.
     """
+    work, plan = job.work, job.plan
     manifests = []
     found = _facts(work, plan)
     for index, length in enumerate(plan.options.sequence_length):
         of_length = [task for task in tasks if task.length_index == index]
-        manifest = replace(_manifest(work, plan, index, of_length), **found).with_fingerprint()
+        manifest = replace(_manifest(job, index, of_length), **found).with_fingerprint()
         if not manifest.train_totals.rows:
             raise InputError(_why_no_rows(manifest))
         folder = dataset_folder(work.parent, length)
@@ -69,7 +70,7 @@ def finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask]) -> list[Manife
 
 
 def _why_no_rows(manifest: Manifest) -> str:
-    """The message where a text gives no row to train on."""
+    """Return the message where a text gives no row to train on."""
     unknown = [line for f in judge_dataset(manifest) if f.subject == UNKNOWN for line in f.lines()]
     return "\n".join(
         [
@@ -80,17 +81,18 @@ def _why_no_rows(manifest: Manifest) -> str:
     )
 
 
-def _manifest(work: Path, plan: Plan, index: int, tasks: Sequence[ReduceTask]) -> Manifest:
-    """The manifest of one sequence length."""
+def _manifest(job: Job, index: int, tasks: Sequence[ReduceTask]) -> Manifest:
+    """Return the manifest of one sequence length."""
+    plan = job.plan
     options = plan.options
     shards: dict[str, tuple[ShardEntry, ...]] = {}
     totals: dict[str, Totals] = {}
     sources: dict[str, SplitSource] = {}
     for split in SPLITS:
         of_split = [task for task in tasks if task.split == split]
-        results = [load_result(work, task) for task in of_split]
+        results = [load_result(job.work, task) for task in of_split]
         shards[split] = tuple(shard for result in results for shard in result.shards)
-        totals[split] = _totals(work, of_split, options.sequence_length[index])
+        totals[split] = _totals(job, of_split, options.sequence_length[index])
         sources[split] = _sum_of([result.source for result in results])
     return Manifest(
         tool_version=tool_version(),
@@ -110,13 +112,13 @@ def _manifest(work: Path, plan: Plan, index: int, tasks: Sequence[ReduceTask]) -
 
 
 def _sum_of(sources: Sequence[SplitSource]) -> SplitSource:
-    """What the rows of several groups are made of."""
+    """Return what the rows of several groups are made of."""
     names = [field.name for field in fields(SplitSource)]
     return SplitSource(**{name: sum(getattr(s, name) for s in sources) for name in names})
 
 
 def _facts(work: Path, plan: Plan) -> dict[str, Any]:
-    """What the map stage found out about the text, as fields of a manifest."""
+    """Return what the map stage has found out about the text, as fields of a manifest."""
     unknown: Counter[str] = Counter()
     blocks: Counter[int] = Counter()
     sums: Counter[str] = Counter()
@@ -140,17 +142,17 @@ def _facts(work: Path, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _totals(work: Path, tasks: Sequence[ReduceTask], sequence_length: int) -> Totals:
-    """Sums over the results of `tasks`."""
-    vocabulary = load_vocabulary(work / VOCABULARY_NAME)
+def _totals(job: Job, tasks: Sequence[ReduceTask], sequence_length: int) -> Totals:
+    """Return the sums over the results of `tasks`."""
+    vocabulary = job.vocabulary
     summer = TotalsSummer(sequence_length, len(vocabulary), vocabulary.id_of("[UNK]"))
     for task in tasks:
-        add_sums(work, task, summer)
+        add_sums(job.work, task, summer)
     return summer.totals()
 
 
 def _remove_leftovers(folder: Path, manifest: Manifest) -> None:
-    """Removes temporary files of killed workers; any other file that is not ours is an error."""
+    """Remove temporary files of killed workers; raise DataError for shards of others."""
     for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
         path.unlink(missing_ok=True)
     ours = {shard.file for split in SPLITS for shard in manifest.shards(split)}

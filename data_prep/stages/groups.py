@@ -31,7 +31,9 @@ class Group:
     """The input of one reduce task."""
 
     split: str
+    """The split whose rows it makes."""
     number: int
+    """Number in the split."""
     tasks: npt.NDArray[np.int64]
     """int64 [n]: the map task of each section."""
     sections: npt.NDArray[Any]
@@ -55,11 +57,13 @@ class Promotions(NamedTuple):
     """Texts that change sides so that both splits hold some."""
 
     to_valid: list[int]
+    """Content hashes of texts that go from training to held out."""
     to_train: list[int]
+    """Content hashes of texts that go from held out to training."""
 
 
 def choose_promotions(results: Iterable[MapResult], valid_fraction: float) -> Promotions:
-    """Makes sure that each split has two different documents, or one where there are few.
+    """Make sure that each split has two different documents, or one where there are few.
 
     Args:
         results: of all map tasks.
@@ -81,7 +85,7 @@ def choose_promotions(results: Iterable[MapResult], valid_fraction: float) -> Pr
 
 
 def group_tokens(total_tokens: int, most_tokens: int) -> int:
-    """Tokens that a group gathers: enough to mix, few enough for memory and for many workers."""
+    """Return the tokens of a group: enough to mix, few enough for memory and many workers."""
     wanted = max(total_tokens // _WANTED_GROUPS, _SMALLEST_GROUP_TOKENS)
     return min(wanted, most_tokens // 2)  # a last group may take in nearly another one
 
@@ -89,7 +93,7 @@ def group_tokens(total_tokens: int, most_tokens: int) -> int:
 def make_groups(
     tables: Sequence[npt.NDArray[Any]], promotions: Promotions, most_tokens: int
 ) -> Iterator[Group]:
-    """The reduce tasks of all splits, train first.
+    """Yield the reduce tasks of all splits, train first.
 
     Args:
         tables: the sections of all map tasks, in their order.
@@ -112,7 +116,7 @@ def make_groups(
 
 
 def _gather(sections: npt.NDArray[Any], wanted: int) -> list[tuple[int, int]]:
-    """Joins buckets until a group is large enough; a small rest goes to the last group.
+    """Join buckets until a group is large enough; a small rest goes to the last group.
 
     Returns:
         First section of each group, and the one after its last.
@@ -134,12 +138,12 @@ def _gather(sections: npt.NDArray[Any], wanted: int) -> list[tuple[int, int]]:
 
 
 def group_path(work: Path, split: str, number: int) -> Path:
-    """The file of a group in the work folder."""
+    """Return the file of a group in the work folder."""
     return work / "groups" / f"{split}-{number:05d}.json"
 
 
 def write_group(work: Path, group: Group) -> None:
-    """Writes a group for the reduce tasks."""
+    """Write a group for the reduce tasks."""
     content = {
         "bytes": 2 * int(group.sections["tokens"].sum(dtype=np.int64)),
         "tasks": group.tasks.tolist(),
@@ -151,13 +155,13 @@ def write_group(work: Path, group: Group) -> None:
 
 
 def group_bytes(work: Path, split: str, number: int) -> int:
-    """About how many bytes of pieces a group holds."""
+    """Return about how many bytes of pieces a group holds."""
     content = read_work_json(group_path(work, split, number))
     return int(content["bytes"])
 
 
 def load_group(work: Path, split: str, number: int) -> Group:
-    """Reads a group."""
+    """Read a group."""
     content = read_work_json(group_path(work, split, number))
     tasks, table = np.array(content["tasks"], np.int64), section_table(content["sections"])
     return Group(split, number, tasks, table, content["arriving"], content["leaving"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +17,13 @@ import numpy.typing as npt
 
 from data_prep.contract.errors import DataError
 from data_prep.contract.format import token_dtype
-from data_prep.contract.manifest import VOCABULARY_NAME
 from data_prep.contract.randomness import keyed_hash, keyed_words
 from data_prep.contract.storage import crc32_file
-from data_prep.contract.wordpiece import load_vocabulary
-from data_prep.pieces.encode import Encoded, TextEncoder
+from data_prep.pieces.encode import Encoded
 from data_prep.pieces.scripts import count_letters, new_block_counts
 from data_prep.running.files import atomic_file, read_work_json, write_work_json
-from data_prep.stages.plan import Plan, load_plan, stored_files
+from data_prep.stages.job import Job
+from data_prep.stages.plan import stored_files
 from data_prep.stages.spill import SpillWriter, section_table
 from data_prep.text.file_chunks import read_files
 
@@ -40,10 +38,15 @@ class TextSums(NamedTuple):
     """Sums over the documents of a task; see `manifest.TextFacts`."""
 
     sentences: int = 0
+    """Number of sentences."""
     pieces: int = 0
+    """Number of pieces."""
     single_sentence_documents: int = 0
+    """Documents of one sentence."""
     single_sentence_pieces: int = 0
+    """Pieces of these."""
     unknown_pieces: int = 0
+    """Pieces that are [UNK]."""
 
 
 class MapResult(NamedTuple):
@@ -58,10 +61,11 @@ class MapResult(NamedTuple):
     highest_valid: list[int]
     """The largest content hashes of the valid split, different ones."""
     unknown_characters: dict[str, int]
-    """How often characters were met that no piece begins with."""
+    """How often characters were found that no piece begins with."""
     character_blocks: list[tuple[int, int]]
     """Blocks of 128 characters that the text has letters of, and how many."""
     sums: TextSums
+    """Sums over the documents."""
     contents_offset: int
     """Where in the spill the content hashes of all documents lie, to its end."""
     crc32: int
@@ -72,35 +76,39 @@ class _Batch(NamedTuple):
     """Documents of some inputs."""
 
     inputs: npt.NDArray[np.uint32]
+    """uint32 [D], the file of each document."""
     offsets: npt.NDArray[np.uint64]
+    """uint64 [D], the offset of each in its file."""
     text: bytes
+    """The text that holds them."""
     encoded: Encoded
+    """The documents as piece ids."""
 
 
 def spill_path(work: Path, task: int) -> Path:
-    """The spill of a map task."""
+    """Return the spill of a map task."""
     return work / "map" / f"{task:05d}.spill"
 
 
 def result_path(work: Path, task: int) -> Path:
-    """The result of a map task; it is written last."""
+    """Return the result of a map task; it is written last."""
     return work / "map" / f"{task:05d}.json"
 
 
 def load_result(work: Path, task: int) -> MapResult:
-    """The result of a map task that is done."""
+    """Return the result of a map task that is done."""
     content = read_work_json(result_path(work, task))
     sums = TextSums(**content.pop("sums"))
     return MapResult(section_table(content.pop("sections")), sums=sums, **content)
 
 
 def is_begun(work: Path, task: int) -> bool:
-    """Whether a map task has left a result, be it a damaged one."""
+    """Return whether a map task has left a result, be it a damaged one."""
     return result_path(work, task).is_file() and spill_path(work, task).is_file()
 
 
 def _is_done(work: Path, task: int) -> bool:
-    """Whether a map task has left a result that is whole."""
+    """Return whether a map task has left a result that is whole."""
     if not is_begun(work, task):
         return False
     try:
@@ -110,26 +118,17 @@ def _is_done(work: Path, task: int) -> bool:
         return False
 
 
-@lru_cache(maxsize=1)
-def encoder_of(work: Path) -> TextEncoder:
-    """The encoder of this process."""
-    plan = load_plan(work)
-    entry = plan.vocabulary
-    vocabulary = load_vocabulary(work / VOCABULARY_NAME, entry.lowercase, entry.strip_accents)
-    key = keyed_hash(plan.options.seed, "content")
-    return TextEncoder(vocabulary, plan.options.sentences, key)
-
-
-def run_map_task(work: Path, task: int) -> None:
-    """Does one map task, unless it is done: a spill and a result in the work folder.
+def run_map_task(job: Job, task: int) -> None:
+    """Do one map task, unless it is done: a spill and a result in the work folder.
 
     Raises:
         InputError: text that cannot be used.
         OutputError: the spill cannot be written.
     """
+    work, plan = job.work, job.plan
     if _is_done(work, task):
         return
-    plan, encoder = load_plan(work), encoder_of(work)
+    encoder = job.encoder
     encoder.take_unknown()
     key = np.uint64(keyed_hash(plan.options.seed, "documents"))
     num_buckets = np.uint64(plan.num_buckets)
@@ -139,7 +138,7 @@ def run_map_task(work: Path, task: int) -> None:
     contents: list[npt.NDArray[np.uint64]] = []
     with atomic_file(spill_path(work, task), is_durable=False) as file:
         writer = SpillWriter(file, token_dtype(plan.vocabulary.size))
-        for batch in _batches(work, plan, task, encoder):
+        for batch in _batches(job, task):
             is_text = batch.encoded.num_sentences > 0
             skipped += int(np.count_nonzero(~is_text))
             encoded = _without_empty(batch.encoded, is_text)
@@ -172,20 +171,20 @@ def run_map_task(work: Path, task: int) -> None:
 
 
 def load_contents(work: Path, task: int) -> npt.NDArray[np.uint64]:
-    """The content hashes of all documents of a map task that is done, in no order."""
+    """Return the content hashes of all documents of a map task that is done, in no order."""
     with spill_path(work, task).open("rb") as file:
         file.seek(load_result(work, task).contents_offset)
         return np.fromfile(file, "<u8")
 
 
 def _result_to_json(result: MapResult) -> dict[str, Any]:
-    """A result as plain JSON values."""
+    """Return a result as plain JSON values."""
     sections, sums = result.sections.tolist(), result.sums._asdict()
     return {**result._asdict(), "sections": sections, "sums": sums}
 
 
 def _added(sums: TextSums, encoded: Encoded, unknown_id: int) -> TextSums:
-    """The sums with more documents, none of them empty."""
+    """Return the sums with more documents, none of them empty."""
     first = np.cumsum(encoded.num_sentences) - encoded.num_sentences
     single = first[encoded.num_sentences == 1]
     more = (
@@ -199,12 +198,12 @@ def _added(sums: TextSums, encoded: Encoded, unknown_id: int) -> TextSums:
 
 
 def is_held_out(content: npt.NDArray[np.uint64], valid_fraction: float) -> npt.NDArray[np.bool_]:
-    """Which texts are in the valid split, by their 64-bit hashes; bool [n]."""
+    """Return which texts are in the valid split, by their 64-bit hashes; bool [n]."""
     return np.asarray(content < np.uint64(valid_fraction * 2.0**64))
 
 
 def _keep_named(named: set[int], content: npt.NDArray[np.uint64], is_lowest: bool) -> None:
-    """Adds to `named` what belongs to the few lowest (or highest) hashes."""
+    """Add to `named` what belongs to the few lowest (or highest) hashes."""
     distinct = np.unique(content)
     named.update(
         distinct[:NAMED_HASHES].tolist() if is_lowest else distinct[-NAMED_HASHES:].tolist()
@@ -214,18 +213,19 @@ def _keep_named(named: set[int], content: npt.NDArray[np.uint64], is_lowest: boo
 
 
 def _without_empty(encoded: Encoded, is_text: npt.NDArray[np.bool_]) -> Encoded:
-    """The documents that hold a piece; the others have neither sentences nor ids."""
+    """Return the documents that hold a piece; the others have neither sentences nor ids."""
     return encoded._replace(
         num_sentences=encoded.num_sentences[is_text], content=encoded.content[is_text]
     )
 
 
-def _batches(work: Path, plan: Plan, task: int, encoder: TextEncoder) -> Iterator[_Batch]:
-    """The documents of a task; all pieces of a document that was cut have its first one's hash."""
+def _batches(job: Job, task: int) -> Iterator[_Batch]:
+    """Yield the documents of a task; all parts of one that was cut have the hash of the first."""
     last_content = None
-    segment = plan.tasks[task]
-    files = stored_files(work, plan).part(segment.first, segment.last)
-    chunks = read_files(files, plan.options.text_format, segment.first, segment.start, segment.end)
+    encoder, segment = job.encoder, job.plan.tasks[task]
+    files = stored_files(job.work, job.plan).part(segment.first, segment.last)
+    text_format = job.plan.options.text_format
+    chunks = read_files(files, text_format, segment.first, segment.start, segment.end)
     for chunk, inputs in chunks:
         if last_content is None:
             encoder.check(chunk)

@@ -1,7 +1,7 @@
 """The plan of a preparation: what decides its bytes, and how the inputs are cut into map tasks.
 
 The identity (parameters, vocabulary, inputs) decides every byte of the result; the tasks do not.
-The plan lies in the work folder, so that an interrupted preparation goes on with its own tasks, and
+The plan lies in the work folder, so that an interrupted preparation resumes with its own tasks, and
 one with another identity is refused. Nothing in it grows with the number of input files but the
 columns of `data_prep.text.input_files`, which lie in a file of their own.
 """
@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from data_prep.contract.errors import DataError, UsageError
-from data_prep.contract.format import FORMAT_VERSION, IntArray
+from data_prep.contract.format import FORMAT_VERSION
 from data_prep.contract.manifest import InputSummary, Manifest, VocabularyEntry
 from data_prep.contract.masking import MaskingKind
 from data_prep.contract.version import tool_version
@@ -35,7 +34,7 @@ from data_prep.text.sentences import check_rule
 
 PLAN_NAME = "plan.json"
 WORK_VERSION = 4
-"""Version of the files of a work folder; one of another version is not gone on with."""
+"""Version of the files of a work folder; one of another version cannot be resumed."""
 SHORTEST_SEQUENCE = 8
 LONGEST_SEQUENCE = 65_535  # `length` is uint16
 SMALLEST_MEMORY = 512 << 20
@@ -62,22 +61,29 @@ class ShardOptions:
     duplicate_factor: int = 5
     """How often each document is used, with other pairs and masks."""
     seed: int = 0
+    """Key of all random numbers."""
     masking: MaskingKind | Literal["none"] = "token"
     """"none" leaves the masking to the reader, who makes new masks every epoch."""
     pairs: PairKind = "next_sentence"
+    """What the label of a row says; see `data_prep.stages.pairs`."""
     random_next: RandomNext = "google"
     """Whose second segments are random; see `data_prep.stages.pairs`."""
     short_sequence_probability: float = 0.1
+    """Probability that a row is made for a random smaller number of tokens."""
     valid_fraction: float = 0.01
     """Share of the documents that are held out."""
     rows_per_block: int = 1_024
+    """Rows of each block but the last of a group."""
     blocks_per_shard: int = 256
+    """Blocks of each shard but the last of a group."""
     sentences: str = "rules"
     """How text is cut into sentences; see `data_prep.text.sentences`."""
     memory_per_worker: int = 1 << 30
     """Bytes that a worker may take; decides how the documents are grouped."""
     one_document_per_file: bool = False
+    """Whether a .txt file is one document."""
     json_field: str = "text"
+    """The field of .jsonl lines that holds the text."""
 
     @property
     def text_format(self) -> TextFormat:
@@ -85,7 +91,7 @@ class ShardOptions:
         return TextFormat(self.one_document_per_file, self.json_field)
 
     def pair_rules(self, index: int) -> PairRules:
-        """How rows are made of documents for the length at `index`."""
+        """Return how rows are made of documents for the length at `index`."""
         return PairRules(
             self.pairs,
             self.sequence_length[index],
@@ -94,7 +100,7 @@ class ShardOptions:
         )
 
     def for_length(self, index: int) -> dict[str, Any]:
-        """The parameters of one dataset folder, as its manifest holds them."""
+        """Return the parameters of one dataset folder, as its manifest holds them."""
         return {
             **asdict(self),
             "sequence_length": self.sequence_length[index],
@@ -103,7 +109,7 @@ class ShardOptions:
 
 
 def check_options(options: ShardOptions) -> None:
-    """UsageError for a value outside its range."""
+    """Raise UsageError for a value outside its range."""
     check_rule(options.sentences)
     ranges: list[tuple[str, Sequence[float], float, float]] = [
         ("sequence-length", options.sequence_length, SHORTEST_SEQUENCE, LONGEST_SEQUENCE),
@@ -130,6 +136,7 @@ class Segment:
     """A map task: the documents of files [first, last), or part of a single file."""
 
     first: int
+    """Number of the first file."""
     last: int
     """Equal to `first` where there is nothing to do."""
     start: int = 0
@@ -143,13 +150,19 @@ class Plan:
     """What is to be done, as it lies in the work folder."""
 
     options: ShardOptions
+    """All parameters that decide the bytes."""
     vocabulary: VocabularyEntry
+    """The vocabulary's entry in the manifests."""
     inputs: InputSummary
+    """The input files, summed up."""
     tasks: tuple[Segment, ...]
+    """The map tasks, by their numbers."""
     text_bytes: int
     """About how many bytes of text there are in all files."""
     weights: tuple[tuple[int, float], ...]
     """The number of a file, and the weight that it and those after it have."""
+    tool_version: str = field(default_factory=tool_version)
+    """The version of this package that made the plan."""
     files_name: str = field(default="", compare=False)
     """Where in the work folder the columns of all files lie; set by `load_plan`."""
 
@@ -174,10 +187,10 @@ class Plan:
         return max(1, min(_MOST_BUCKETS, max(wanted, of_memory)))
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the bytes, as plain JSON values."""
+        """Return all that decides the bytes, as plain JSON values."""
         return {
             "format_version": FORMAT_VERSION,
-            "tool_version": tool_version(),
+            "tool_version": self.tool_version,
             "vocabulary": asdict(self.vocabulary),
             "parameters": {k: _plain(v) for k, v in asdict(self.options).items()},
             "inputs": self.inputs.to_json(),
@@ -185,7 +198,7 @@ class Plan:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON gives it back."""
+    """Return `value` as JSON gives it back."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -246,52 +259,6 @@ def _text_bytes(files: InputFiles) -> int:
     return size
 
 
-def repaired_plan(there: Plan, now: Plan, changed: IntArray) -> tuple[Plan, list[int]] | None:
-    """Return the plan of an interrupted preparation some of whose inputs were changed.
-
-    Args:
-        there: the interrupted plan.
-        now: the plan for the inputs as they are, as many as in the other.
-        changed: the numbers of the files that have other content, in increasing order.
-
-    Returns:
-        A plan that keeps the tasks without changed inputs under their numbers, and the numbers of
-        tasks whose results are of no more use; None where the two differ in more.
-    """
-    old, new = there.identity(), now.identity()
-    del old["inputs"], new["inputs"]
-    if old != new or there.num_buckets != now.num_buckets:
-        return None
-    touched = [number for number, task in enumerate(there.tasks) if _changed_in(task, changed)]
-    kept = [part for number in touched for part in _unchanged_parts(there.tasks[number], changed)]
-    again = [part for task in now.tasks for part in _changed_parts(task, changed)]
-    is_touched = set(touched)
-    tasks = [Segment(0, 0) if n in is_touched else task for n, task in enumerate(there.tasks)]
-    return replace(now, tasks=(*tasks, *kept, *again)), touched
-
-
-def _changed_in(task: Segment, changed: IntArray) -> list[int]:
-    """Return which of the files of a task are among the changed ones, in order."""
-    first, last = np.searchsorted(changed, [task.first, task.last])
-    return [int(index) for index in changed[first:last]]
-
-
-def _changed_parts(task: Segment, changed: IntArray) -> Iterator[Segment]:
-    """Yield what of a task lies in changed files."""
-    for index in _changed_in(task, changed):
-        yield replace(task, first=index, last=index + 1)
-
-
-def _unchanged_parts(task: Segment, changed: IntArray) -> Iterator[Segment]:
-    """Yield what of a task does not lie in changed files."""
-    borders = _changed_in(task, changed)
-    for first, last in zip(
-        [task.first, *(n + 1 for n in borders)], [*borders, task.last], strict=True
-    ):
-        if first < last:
-            yield replace(task, first=first, last=last)
-
-
 def write_plan(plan: Plan, files: InputFiles, work: Path) -> None:
     """Write the plan into the work folder; the former one is valid until the last moment."""
     name = write_files(files, work)
@@ -307,9 +274,8 @@ def write_plan(plan: Plan, files: InputFiles, work: Path) -> None:
     remove_other_files(work, name)
 
 
-@lru_cache(maxsize=1)
 def load_plan(work: Path) -> Plan:
-    """Reads the plan of a work folder.
+    """Read the plan of a work folder.
 
     Raises:
         DataError: it cannot be read.
@@ -333,6 +299,7 @@ def load_plan(work: Path) -> Plan:
             tuple(Segment(*task) for task in content["tasks"]),
             content["text_bytes"],
             tuple((first, weight) for first, weight in content["weights"]),
+            content["tool_version"],
             content["files"],
         )
     except (OSError, ValueError, KeyError, TypeError) as err:
@@ -348,7 +315,7 @@ def stored_files(work: Path, plan: Plan) -> StoredFiles:
 
 
 def manifest_identity(manifest: Manifest) -> dict[str, Any]:
-    """What decided the bytes of a finished dataset folder, as `dataset_identity` gives it."""
+    """Return what decided the bytes of a finished dataset folder, as `dataset_identity` does."""
     return {
         "format_version": manifest.format_version,
         "vocabulary": asdict(manifest.vocabulary),
@@ -358,7 +325,7 @@ def manifest_identity(manifest: Manifest) -> dict[str, Any]:
 
 
 def dataset_identity(plan: Plan, index: int) -> dict[str, Any]:
-    """What decides the bytes of the dataset folder of the length at `index`."""
+    """Return what decides the bytes of the dataset folder of the length at `index`."""
     identity = {**plan.identity(), "parameters": plan.options.for_length(index)}
     del identity["tool_version"]
     return identity

@@ -1,6 +1,6 @@
 """The whole preparation: plan, map, group, reduce, finalise; from where an earlier run ended.
 
-Everything that is done is a file, so a run that was killed anywhere goes on when it is started
+Everything that is done is a file, so a run that was killed anywhere resumes when it is started
 again, and gives the bytes of one that was not.
 """
 
@@ -15,14 +15,15 @@ import numpy as np
 from data_prep.contract.errors import InputError
 from data_prep.contract.format import IntArray
 from data_prep.contract.manifest import SPLITS, Manifest, dataset_folder
-from data_prep.running.executor import Executor
+from data_prep.running.executor import Executor, Stage
 from data_prep.running.files import WORK_NAME, read_work_json, write_json
 from data_prep.running.progress import Progress
 from data_prep.stages import map_stage, reduce_stage
 from data_prep.stages.finalise import finalise
 from data_prep.stages.groups import choose_promotions, group_bytes, make_groups, write_group
+from data_prep.stages.job import Job
 from data_prep.stages.map_stage import run_map_task
-from data_prep.stages.plan import Plan, Segment, check_options, load_plan, stored_files
+from data_prep.stages.plan import Plan, Segment, check_options, stored_files
 from data_prep.stages.reduce_stage import ReduceTask, run_reduce_task
 from data_prep.stages.work_folder import (
     GROUPS_DONE_NAME,
@@ -74,30 +75,28 @@ def prepare_shards(
 def _prepare(
     preparation: Preparation, folders: Sequence[Path], executor: Executor, report: Report | None
 ) -> None:
-    """All stages that are not done yet."""
-    for cache in (load_plan, map_stage.encoder_of, reduce_stage.vocabulary_of):
-        cache.cache_clear()  # of an earlier preparation in this process
+    """Run all stages that are not done yet."""
     work = preparation.output_dir / WORK_NAME
     clock = preparation.clock
     with clock.stage("plan"):
         is_needed = _plan(preparation, executor)
     if not is_needed:
         return
-    plan = load_plan(work)
+    job = Job(work)
     try:
         with clock.stage("map"):
-            _map(work, plan, executor)
+            _map(job, executor)
     except InputError as err:
         if executor.is_root:
             write_json(work / INPUT_ERROR_NAME, {"error": str(err)})
         raise
     try:
         with clock.stage("group"):
-            tasks = executor.on_root(lambda: _group(work, plan))
+            tasks = executor.on_root(lambda: _group(job))
         with clock.stage("reduce"):
-            _reduce(work, plan, tasks, executor)
+            _reduce(job, tasks, executor)
         with clock.stage("finalise"):
-            executor.on_root(lambda: _finalise(work, plan, tasks, report))
+            executor.on_root(lambda: _finalise(job, tasks, report))
     except InputError:  # the text holds nothing: other text has no use for what was done
         if executor.is_root:
             discard(work, folders)
@@ -110,15 +109,16 @@ def _plan(preparation: Preparation, executor: Executor) -> bool:
     return executor.on_root(lambda: inputs is not None and ready_plan(preparation, inputs))
 
 
-def _finalise(work: Path, plan: Plan, tasks: Sequence[ReduceTask], report: Report | None) -> None:
+def _finalise(job: Job, tasks: Sequence[ReduceTask], report: Report | None) -> None:
     """Run the last stage and report its results."""
-    for manifest in finalise(work, plan, tasks):
+    for manifest in finalise(job, tasks):
         if report is not None:
-            report(dataset_folder(work.parent, manifest.sequence_length), manifest)
+            report(dataset_folder(job.work.parent, manifest.sequence_length), manifest)
 
 
-def _map(work: Path, plan: Plan, executor: Executor) -> None:
-    """The map stage."""
+def _map(job: Job, executor: Executor) -> None:
+    """Run the map stage."""
+    work, plan = job.work, job.plan
     everything = range(len(plan.tasks))
     # Asked once: two ranks that look at different times would share different lists.
     begun = set(executor.on_root(lambda: [t for t in everything if map_stage.is_begun(work, t)]))
@@ -129,11 +129,13 @@ def _map(work: Path, plan: Plan, executor: Executor) -> None:
     with Progress("map", sum(sizes), "B", executor.is_root) as progress:
         progress.start_at(sum(sizes[task] for task in begun))
         executor.run(
-            run_map_task,
-            work,
-            ordered,
-            lambda task: progress.advance(0 if task in begun else sizes[task]),
-            lambda task: _task_in_words(files, plan.tasks[task]),
+            Stage(
+                run_map_task,
+                job,
+                ordered,
+                done=lambda task: progress.advance(0 if task in begun else sizes[task]),
+                describe=lambda task: _task_in_words(files, plan.tasks[task]),
+            )
         )
 
 
@@ -155,8 +157,9 @@ def _task_bytes(tasks: Sequence[Segment], sizes: IntArray) -> list[int]:
     ]
 
 
-def _group(work: Path, plan: Plan) -> list[ReduceTask]:
-    """Decides the reduce tasks, once all map tasks are done."""
+def _group(job: Job) -> list[ReduceTask]:
+    """Decide the reduce tasks, once all map tasks are done."""
+    work, plan = job.work, job.plan
     if not (work / GROUPS_DONE_NAME).is_file():
         _make_groups(work, plan)
     numbers = read_work_json(work / GROUPS_DONE_NAME)
@@ -169,7 +172,7 @@ def _group(work: Path, plan: Plan) -> list[ReduceTask]:
 
 
 def _make_groups(work: Path, plan: Plan) -> None:
-    """Writes the groups, and last how many each split has."""
+    """Write the groups, and last how many each split has."""
     results = [
         map_stage.load_result(work, task)._replace(unknown_characters={})  # finalise counts them
         for task in range(len(plan.tasks))
@@ -192,8 +195,9 @@ def _make_groups(work: Path, plan: Plan) -> None:
     write_json(work / GROUPS_DONE_NAME, numbers)
 
 
-def _reduce(work: Path, plan: Plan, tasks: Sequence[ReduceTask], executor: Executor) -> None:
-    """The reduce stage."""
+def _reduce(job: Job, tasks: Sequence[ReduceTask], executor: Executor) -> None:
+    """Run the reduce stage."""
+    work = job.work
     begun = set(executor.on_root(lambda: [t for t in tasks if reduce_stage.is_begun(work, t)]))
     groups = {(task.split, task.number) for task in tasks}
     sizes = executor.on_root(lambda: {group: group_bytes(work, *group) for group in groups})
@@ -201,15 +205,19 @@ def _reduce(work: Path, plan: Plan, tasks: Sequence[ReduceTask], executor: Execu
     with Progress("reduce", total, "B", executor.is_root) as progress:
         progress.start_at(sum(sizes[task.split, task.number] for task in begun))
         executor.run(
-            run_reduce_task,
-            work,
-            sorted(tasks, key=lambda task: task not in begun),
-            lambda task: progress.advance(0 if task in begun else sizes[task.split, task.number]),
-            lambda task: _reduce_in_words(plan, task),
+            Stage(
+                run_reduce_task,
+                job,
+                sorted(tasks, key=lambda task: task not in begun),
+                done=lambda task: progress.advance(
+                    0 if task in begun else sizes[task.split, task.number]
+                ),
+                describe=lambda task: _reduce_in_words(job.plan, task),
+            )
         )
 
 
 def _reduce_in_words(plan: Plan, task: ReduceTask) -> str:
-    """A reduce task by the name of its shards."""
+    """Return a reduce task by the name of its shards."""
     length = plan.options.sequence_length[task.length_index]
     return f"{dataset_folder(Path(), length)}/{task.split}-{task.number:05d}"

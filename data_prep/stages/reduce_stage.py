@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ import numpy.typing as npt
 from data_prep.contract.errors import DataError
 from data_prep.contract.format import Block, IntArray, count_dtype, position_dtype, token_dtype
 from data_prep.contract.manifest import (
-    VOCABULARY_NAME,
     ShardEntry,
     SplitSource,
     dataset_folder,
@@ -31,15 +29,16 @@ from data_prep.contract.manifest import (
 from data_prep.contract.masking import MaskedRows, MaskingRules, mask_rows
 from data_prep.contract.randomness import keyed_hash, keyed_words
 from data_prep.contract.storage import crc32_file, sha256_file
-from data_prep.contract.wordpiece import Vocabulary, load_vocabulary
+from data_prep.contract.wordpiece import Vocabulary
 from data_prep.running.files import atomic_file, damaged_work, read_work_json, write_work_json
 from data_prep.stages.groups import load_group
+from data_prep.stages.job import Job
 from data_prep.stages.map_stage import spill_path
 from data_prep.stages.pairs import Documents, Pairs, make_pairs
-from data_prep.stages.plan import Plan, ShardOptions, load_plan
+from data_prep.stages.plan import Plan, ShardOptions
 from data_prep.stages.rows import assemble
 from data_prep.stages.shard_writer import write_shards
-from data_prep.stages.spill import Columns, joined, read_sections
+from data_prep.stages.spill import Columns, concat, read_sections
 from data_prep.stages.totals import RowSums, TotalsSummer
 
 logger = logging.getLogger(__name__)
@@ -56,7 +55,9 @@ class ReduceTask(NamedTuple):
     """One group at one sequence length."""
 
     split: str
+    """The split of the group."""
     number: int
+    """Number of the group in its split."""
     length_index: int
     """Index in `ShardOptions.sequence_length`."""
 
@@ -65,10 +66,15 @@ class ReduceResult(NamedTuple):
     """What a reduce task wrote, and sums over its rows."""
 
     shards: list[ShardEntry]
+    """Entries of the shards."""
     source: SplitSource
+    """What the rows are made of."""
     label_1: int
+    """Rows with label 1."""
     unknown: int
+    """[UNK] in the text of the rows."""
     length_histogram: list[int]
+    """Rows by their number of tokens."""
     zeros: int
     """Of the sketch that has kept the hashes of the rows."""
     counts_crc32: int
@@ -76,24 +82,24 @@ class ReduceResult(NamedTuple):
 
 
 def result_path(work: Path, task: ReduceTask) -> Path:
-    """The result of a reduce task; it is written last."""
+    """Return the result of a reduce task; it is written last."""
     return work / "reduce" / f"{task.length_index}-{task.split}-{task.number:05d}.json"
 
 
 def _counts_path(work: Path, task: ReduceTask) -> Path:
-    """How often each piece is to be predicted in the rows of a task, then hashes of the rows."""
+    """Return the file of how often each piece is predicted, then of hashes of the rows."""
     return result_path(work, task).with_suffix(".counts")
 
 
 def load_result(work: Path, task: ReduceTask) -> ReduceResult:
-    """The result of a reduce task that is done."""
+    """Return the result of a reduce task that is done."""
     content = read_work_json(result_path(work, task))
     shards = [shard_from_json(shard) for shard in content.pop("shards")]
     return ReduceResult(shards, SplitSource(**content.pop("source")), **content)
 
 
 def add_sums(work: Path, task: ReduceTask, summer: TotalsSummer) -> None:
-    """Adds the sums over the rows of a task that is done."""
+    """Add the sums over the rows of a task that is done."""
     path, result = _counts_path(work, task), load_result(work, task)
     try:
         with path.open("rb") as file:
@@ -107,15 +113,16 @@ def add_sums(work: Path, task: ReduceTask, summer: TotalsSummer) -> None:
 
 
 def is_begun(work: Path, task: ReduceTask) -> bool:
-    """Whether a reduce task has left a result, be it a damaged one."""
+    """Return whether a reduce task has left a result, be it a damaged one."""
     return result_path(work, task).is_file()
 
 
-def _is_done(work: Path, task: ReduceTask) -> bool:
-    """Whether a reduce task has left a result and shards that are whole."""
+def _is_done(job: Job, task: ReduceTask) -> bool:
+    """Return whether a reduce task has left a result and shards that are whole."""
+    work = job.work
     if not is_begun(work, task):
         return False
-    length = load_plan(work).options.sequence_length[task.length_index]
+    length = job.plan.options.sequence_length[task.length_index]
     try:
         result = load_result(work, task)
         shards = [
@@ -130,21 +137,15 @@ def _is_done(work: Path, task: ReduceTask) -> bool:
         return False
 
 
-@lru_cache(maxsize=1)
-def vocabulary_of(work: Path) -> Vocabulary:
-    """The vocabulary of this process."""
-    return load_vocabulary(work / VOCABULARY_NAME)
-
-
-def run_reduce_task(work: Path, task: ReduceTask) -> None:
-    """Does one reduce task, unless it is done: shards, and a result in the work folder.
+def run_reduce_task(job: Job, task: ReduceTask) -> None:
+    """Do one reduce task, unless it is done: shards, and a result in the work folder.
 
     Raises:
         OutputError: a shard cannot be written.
     """
-    if _is_done(work, task):
+    if _is_done(job, task):
         return
-    plan, vocabulary = load_plan(work), vocabulary_of(work)
+    work, plan, vocabulary = job.work, job.plan, job.vocabulary
     length = plan.options.sequence_length[task.length_index]
     columns = _read_group(work, plan, task)
     summer = TotalsSummer(length, len(vocabulary), vocabulary.id_of("[UNK]"))
@@ -153,7 +154,7 @@ def run_reduce_task(work: Path, task: ReduceTask) -> None:
     if columns is not None:
         pairs = _ordered_pairs(columns, plan, task)
         source = _source(columns, pairs)
-        blocks = summer.counted(_blocks(columns, pairs, plan, task, vocabulary))
+        blocks = summer.count_rows(_blocks(columns, pairs, plan, task, vocabulary))
         folder, stem = dataset_folder(work.parent, length), f"{task.split}-{task.number:05d}"
         shards = write_shards(folder, stem, blocks, plan.options.blocks_per_shard)
     with atomic_file(_counts_path(work, task), is_durable=False) as file:
@@ -177,7 +178,7 @@ def run_reduce_task(work: Path, task: ReduceTask) -> None:
 
 
 def _source(columns: Columns, pairs: Pairs) -> SplitSource:
-    """What the rows of a group are made of."""
+    """Return what the rows of a group are made of."""
     content = columns.documents["content"]
     has_partners = bool(np.any(content != content[0]))
     return SplitSource(
@@ -195,7 +196,7 @@ def _is_among(
 
 
 def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
-    """The documents of a group out of all spills, ordered; None where there is none."""
+    """Return the documents of a group out of all spills, ordered; None where there is none."""
     group = load_group(work, task.split, task.number)
     arriving, leaving = np.array(group.arriving, np.uint64), np.array(group.leaving, np.uint64)
     dtype = token_dtype(plan.vocabulary.size)
@@ -205,24 +206,24 @@ def _read_group(work: Path, plan: Plan, task: ReduceTask) -> Columns | None:
         for section, columns in zip(sections, read, strict=True):
             content = columns.documents["content"]
             if section.is_valid != (task.split == "valid"):
-                columns = columns.taken(np.flatnonzero(_is_among(content, arriving)))
+                columns = columns.select(np.flatnonzero(_is_among(content, arriving)))
             elif len(leaving):
-                columns = columns.taken(np.flatnonzero(~_is_among(content, leaving)))
+                columns = columns.select(np.flatnonzero(~_is_among(content, leaving)))
             if len(columns.documents):
                 parts.append(columns)
-    return ordered_documents(joined(parts), plan.options.seed) if parts else None
+    return ordered_documents(concat(parts), plan.options.seed) if parts else None
 
 
 def ordered_documents(columns: Columns, seed: int) -> Columns:
-    """The documents by keyed hash: an order that no map task decides."""
+    """Return the documents by keyed hash: an order that no map task decides."""
     documents = columns.documents
-    return columns.taken(
+    return columns.select(
         np.lexsort((documents["offset"], documents["input"], _numbers(columns, seed, _ORDER)))
     )
 
 
 def _numbers(columns: Columns, seed: int, purpose: int) -> npt.NDArray[np.uint64]:
-    """A random number for every document, uint64 [D]."""
+    """Return a random number for every document, uint64 [D]."""
     key = np.uint64(keyed_hash(seed, "documents"))
     documents = columns.documents
     inputs, offsets = documents["input"].copy(), documents["offset"].copy()
@@ -230,7 +231,7 @@ def _numbers(columns: Columns, seed: int, purpose: int) -> npt.NDArray[np.uint64
 
 
 def _documents(columns: Columns, plan: Plan) -> Documents:
-    """The documents as rows are made of them."""
+    """Return the documents as rows are made of them."""
     weights = plan.weights_of(columns.documents["input"])
     share = _numbers(columns, plan.options.seed, _COPIES) / 2.0**64
     copies = np.floor(plan.options.duplicate_factor * weights + share).astype(np.int64)
@@ -244,15 +245,15 @@ def _documents(columns: Columns, plan: Plan) -> Documents:
 
 
 def _ordered_pairs(columns: Columns, plan: Plan, task: ReduceTask) -> Pairs:
-    """The pairs of all documents and duplicates in random order."""
+    """Return the pairs of all documents and duplicates in random order."""
     pairs = make_pairs(_documents(columns, plan), plan.options.pair_rules(task.length_index))
-    return pairs.taken(_row_order(len(pairs), plan.options, task))
+    return pairs.select(_row_order(len(pairs), plan.options, task))
 
 
 def _blocks(
     columns: Columns, pairs: Pairs, plan: Plan, task: ReduceTask, vocabulary: Vocabulary
 ) -> Iterator[Block]:
-    """The rows of `pairs`, masked, block by block."""
+    """Yield the rows of `pairs`, masked, block by block."""
     options = plan.options
     special = vocabulary.special_ids
     most = options.max_predictions_per_seq[task.length_index]
@@ -263,11 +264,11 @@ def _blocks(
     )
     for start in range(0, len(pairs), options.rows_per_block):
         rows = np.arange(start, min(start + options.rows_per_block, len(pairs)))
-        yield _block(columns, pairs.taken(rows), options, task.length_index, special, rules)
+        yield _block(columns, pairs.select(rows), options, task.length_index, special, rules)
 
 
 def _row_order(count: int, options: ShardOptions, task: ReduceTask) -> IntArray:
-    """The order in which the rows of a task are written, int64 [n]."""
+    """Return the order in which the rows of a task are written, int64 [n]."""
     length = options.sequence_length[task.length_index]
     key = np.uint64(keyed_hash(options.seed, "rows", task.split, task.number, length))
     rows = np.arange(count, dtype=np.uint64)
@@ -282,7 +283,7 @@ def _block(
     special: dict[str, int],
     rules: MaskingRules | None,
 ) -> Block:
-    """Rows as the contract stores them; without `rules` nothing is masked."""
+    """Return rows as the contract stores them; without `rules` nothing is masked."""
     most = options.max_predictions_per_seq[length_index]
     rows = assemble(columns.ids, pairs, special["[CLS]"], special["[SEP]"])
     if rules is None:

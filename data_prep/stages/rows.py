@@ -14,27 +14,24 @@ from data_prep.contract.format import IntArray, UnsignedArray
 from data_prep.stages.pairs import Pairs
 
 
-class Rows(NamedTuple):
-    """Rows before masking.
-
-    Attributes:
-        tokens: piece ids [T], as the ids they are made of.
-        length: int64 [n].
-        segment_a_length: int64 [n]; `length` where there is no B.
-    """
+class AssembledRows(NamedTuple):
+    """Rows before masking."""
 
     tokens: UnsignedArray
+    """Piece ids [T], as the ids they are made of."""
     length: IntArray
+    """int64 [n]."""
     segment_a_length: IntArray
+    """int64 [n]; `length` where there is no B."""
 
 
 def row_lengths(pairs: Pairs) -> IntArray:
-    """Tokens of each row, int64 [n]."""
+    """Return tokens of each row, int64 [n]."""
     return np.asarray(pairs.a_length + pairs.b_length + np.where(pairs.b_length > 0, 3, 2))
 
 
-def assemble(ids: UnsignedArray, pairs: Pairs, cls_id: int, sep_id: int) -> Rows:
-    """The rows of `pairs`.
+def assemble(ids: UnsignedArray, pairs: Pairs, cls_id: int, sep_id: int) -> AssembledRows:
+    """Return the rows of `pairs`.
 
     Args:
         ids: the flat piece ids the pairs point into.
@@ -45,7 +42,7 @@ def assemble(ids: UnsignedArray, pairs: Pairs, cls_id: int, sep_id: int) -> Rows
     length = row_lengths(pairs)
     tokens = np.empty(int(length.sum()), ids.dtype)
     _fill(ids, pairs.a_start, pairs.a_length, pairs.b_start, pairs.b_length, cls_id, sep_id, tokens)
-    return Rows(tokens, length, pairs.a_length + 2)
+    return AssembledRows(tokens, length, pairs.a_length + 2)
 
 
 @compiled
@@ -59,7 +56,7 @@ def _fill(
     sep_id: int,
     tokens: UnsignedArray,
 ) -> None:
-    """Writes the rows."""
+    """Write the rows."""
     place = 0
     for row in range(len(a_start)):
         tokens[place] = cls_id

@@ -19,7 +19,7 @@ _END_OF_TAR = bytes(2 * _TAR_RECORD)
 def write_shards(
     folder: Path, stem: str, blocks: Iterator[Block], blocks_per_shard: int
 ) -> list[ShardEntry]:
-    """Writes blocks as `stem-000.tar`, `stem-001.tar`, ...; does not wait for the disk.
+    """Write blocks as `stem-000.tar`, `stem-001.tar`, ...; does not wait for the disk.
 
     Args:
         folder: the dataset folder.
@@ -41,7 +41,7 @@ def write_shards(
 
 
 def _write_shard(path: Path, blocks: Iterable[Block]) -> ShardEntry:
-    """Writes one tar and gathers its entry on the way."""
+    """Write one tar and gathers its entry on the way."""
     digest, entries, offset = hashlib.sha256(), [], 0
     key = path.stem.split("-", 1)[1]
     with atomic_file(path, is_durable=False) as file:
@@ -61,7 +61,7 @@ def _write_shard(path: Path, blocks: Iterable[Block]) -> ShardEntry:
 
 
 def _member(name: str, payload: bytes) -> bytes:
-    """One tar member: header, payload, padding; owner and time are zero."""
+    """Return one tar member: header, payload, padding; owner and time are zero."""
     info = tarfile.TarInfo(name)
     info.size = len(payload)
     return info.tobuf(tarfile.USTAR_FORMAT) + payload + bytes(-len(payload) % _TAR_RECORD)

@@ -42,11 +42,11 @@ class HashSketch:
         return self._zeros
 
     def add(self, hashes: Hashes) -> None:
-        """Takes in hashes, uint64 [n], of good quality in their lowest bits."""
+        """Take in hashes, uint64 [n], of good quality in their lowest bits."""
         self._take(hashes, len(hashes))
 
     def merge(self, kept: Hashes, zeros: int, count: int) -> None:
-        """Takes in another sketch: what it has kept, its zeros, and how many were added to it."""
+        """Take in another sketch: what it has kept, its zeros, and how many were added to it."""
         self._zeros = max(self._zeros, zeros)
         self._take(kept, count)
 
@@ -59,12 +59,12 @@ class HashSketch:
             self._sort_in()
 
     def kept(self) -> Hashes:
-        """The distinct hashes that are kept, sorted."""
+        """Return the distinct hashes that are kept, sorted."""
         self._sort_in()
         return self._kept
 
     def repeated(self) -> int:
-        """How many hashes another one before them equals; an estimate where not all are kept."""
+        """Return how many hashes repeat an earlier one; an estimate where not all are kept."""
         return max(0, self._count - (len(self.kept()) << self._zeros))
 
     def _is_kept(self, hashes: Hashes) -> npt.NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """The files between map and reduce: tokenised documents, in columns, sorted into sections.
 
 A map task writes one spill. A section holds documents of one split and one fine bucket, so that a
-reduce task reads only what it needs; a task that meets much text writes sections of the same bucket
+reduce task reads only what it needs; a task that reads much text writes sections of the same bucket
 more than once, and so holds little of it in memory. Sections may be small, down to a single
 document: those of one split that follow each other are read at once. Which split a document is in
 is decided by its text alone: equal texts always lie on the same side.
@@ -39,11 +39,15 @@ class Section(NamedTuple):
     is_valid: bool
     """Whether it holds documents of the held-out split."""
     bucket: int
+    """The fine bucket of its documents."""
     offset: int
     """Bytes from the start of the spill."""
     documents: int
+    """Number of documents."""
     sentences: int
+    """Number of sentences."""
     tokens: int
+    """Number of tokens."""
 
 
 _SECTION = np.dtype(
@@ -59,26 +63,23 @@ _SECTION = np.dtype(
 
 
 def section_table(sections: Iterable[Sequence[Any]]) -> npt.NDArray[Any]:
-    """Many sections as a structured array with the fields of `Section`: a big job has millions."""
+    """Return sections as an array with the fields of `Section`: a big job has millions."""
     return np.array([tuple(section) for section in sections], _SECTION)
 
 
 @dataclass
 class Columns:
-    """Documents of one or several sections.
-
-    Attributes:
-        documents: [D] of input, offset, content and sentences.
-        sentence_lengths: uint32 [S].
-        ids: unsigned [T].
-    """
+    """Documents of one or several sections."""
 
     documents: npt.NDArray[Any]
+    """[D] of input, offset, content and sentences."""
     sentence_lengths: npt.NDArray[np.uint32]
+    """uint32 [S]."""
     ids: UnsignedArray
+    """unsigned [T]."""
 
-    def taken(self, order: IntArray) -> Columns:
-        """Some of the documents, in the given order [m]."""
+    def select(self, order: IntArray) -> Columns:
+        """Return some of the documents, in the given order [m]."""
         sentences = self.documents["sentences"].astype(np.int64)
         first = np.cumsum(sentences) - sentences
         ends = np.concatenate([[0], np.cumsum(self.sentence_lengths, dtype=np.int64)])
@@ -93,7 +94,7 @@ class Columns:
 
 @compiled
 def take_spans(values: npt.NDArray[Any], starts: IntArray, sizes: IntArray) -> npt.NDArray[Any]:
-    """The elements of some spans, one span after the other.
+    """Return the elements of some spans, one span after the other.
 
     Args:
         values: one-dimensional.
@@ -131,7 +132,7 @@ class SpillWriter:
         is_valid: npt.NDArray[np.bool_],
         bucket: IntArray,
     ) -> None:
-        """Takes documents in.
+        """Take documents in.
 
         Args:
             encoded: the documents; each holds a piece.
@@ -149,16 +150,16 @@ class SpillWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is held."""
+        """Write what is held."""
         if not self._held:
             return
-        columns = joined(columns for columns, _ in self._held)
+        columns = concat(columns for columns, _ in self._held)
         keys = np.concatenate([keys for _, keys in self._held])
         self._held, self._held_tokens = [], 0
         if not len(keys):
             return
         order = np.argsort(keys, kind="stable")
-        columns, keys = columns.taken(order), keys[order]
+        columns, keys = columns.select(order), keys[order]
         starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
         ends = [*starts[1:].tolist(), len(keys)]
         sentences = np.concatenate([[0], np.cumsum(columns.documents["sentences"], dtype=int)])
@@ -175,7 +176,7 @@ class SpillWriter:
 
 
 def _write_section(file: BinaryIO, is_valid: bool, bucket: int, columns: Columns) -> Section:
-    """Writes one section at the end of `file`."""
+    """Write one section at the end of `file`."""
     offset = file.tell()
     file.write(columns.documents.tobytes())
     file.write(columns.sentence_lengths.tobytes())
@@ -232,8 +233,8 @@ def _section_in(data: bytes, section: Section, place: int, dtype: np.dtype[Any])
     )
 
 
-def joined(columns: Iterable[Columns]) -> Columns:
-    """Several columns, one after the other; at least one."""
+def concat(columns: Iterable[Columns]) -> Columns:
+    """Return several columns, one after the other; at least one."""
     parts: Sequence[Columns] = list(columns)
     return Columns(
         np.concatenate([part.documents for part in parts]),

@@ -18,10 +18,15 @@ class RowSums(NamedTuple):
     """What a `TotalsSummer` holds, to be added to another one."""
 
     histogram: IntArray
+    """int64 [sequence_length + 1], rows by their number of tokens."""
     prediction_counts: IntArray
+    """int64 [pieces], how often each piece is to be predicted."""
     label_1: int
+    """Rows with label 1."""
     unknown: int
+    """[UNK] in the text, masked positions included."""
     row_hashes: Hashes
+    """Hashes of the rows that a sketch has kept."""
     zeros: int
     """Of the sketch that has kept the hashes."""
 
@@ -48,7 +53,7 @@ class TotalsSummer:
         """Hashes of the rows as they were before they were masked."""
 
     def add(self, block: Block) -> None:
-        """Adds the rows of a block that was checked."""
+        """Add the rows of a block that was checked."""
         self.histogram += np.bincount(block.length, minlength=len(self.histogram))
         self.prediction_counts += np.bincount(
             block.masked_lm_ids, minlength=len(self.prediction_counts)
@@ -67,14 +72,14 @@ class TotalsSummer:
         )
         self.rows.add(hashes)
 
-    def counted(self, blocks: Iterator[Block]) -> Iterator[Block]:
-        """The blocks, added as they pass."""
+    def count_rows(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """Yield the blocks, added as they pass."""
         for block in blocks:
             self.add(block)
             yield block
 
     def merge(self, other: RowSums) -> None:
-        """Adds the sums over other rows."""
+        """Add the sums over other rows."""
         self.histogram += other.histogram
         self.prediction_counts += other.prediction_counts
         self.label_1 += other.label_1
@@ -82,7 +87,7 @@ class TotalsSummer:
         self.rows.merge(other.row_hashes, other.zeros, int(other.histogram.sum()))
 
     def totals(self) -> Totals:
-        """The sums so far."""
+        """Return the sums so far."""
         commonest = int(self.prediction_counts.argmax())
         return Totals(
             rows=int(self.histogram.sum()),
@@ -107,7 +112,7 @@ def _hash_rows(
     unknown_id: int,
     hashes: Hashes,
 ) -> int:
-    """Writes a hash of every row with the original pieces in place; returns how many are [UNK]."""
+    """Write a hash of every row with the original pieces in place; return how many are [UNK]."""
     unknown = place = masked = 0
     for row in range(len(length)):
         hashed = np.uint64(0)

@@ -1,7 +1,8 @@
-"""The work folder of a preparation: begun, gone on with, refused, removed.
+"""The work folder of a preparation: started, resumed, repaired, refused, removed.
 
-It lies in the output folder and holds the plan and the result of every task. Whoever works in an
-output folder holds a lock on it.
+It lies in the output folder and holds the plan and the result of every task. A run holds a lock on
+its output folder. What is done about a work folder that exists is decided in
+`data_prep.stages.resume`.
 """
 
 from __future__ import annotations
@@ -30,26 +31,24 @@ from data_prep.contract.manifest import (
     load_manifest,
 )
 from data_prep.contract.storage import TEMPORARY_SUFFIX
-from data_prep.contract.version import tool_version
 from data_prep.contract.wordpiece import Vocabulary
 from data_prep.running.executor import CLAIMS_NAME, RUNNING_NAME, Executor, was_running
-from data_prep.running.files import WORK_NAME, atomic_file, make_folder, read_work_json
+from data_prep.running.files import WORK_NAME, atomic_file, make_folder
 from data_prep.running.progress import Progress
 from data_prep.running.timings import StageClock
 from data_prep.stages import map_stage
 from data_prep.stages.plan import (
     PLAN_NAME,
-    WORK_VERSION,
     Plan,
     ShardOptions,
     dataset_identity,
     load_plan,
     make_plan,
     manifest_identity,
-    repaired_plan,
     stored_files,
     write_plan,
 )
+from data_prep.stages.resume import Action, Decision, SavedWork, decide
 from data_prep.text.input_files import InputFiles, is_of_files, summary_of
 from data_prep.text.input_hashes import hash_files, hash_items, with_digests
 from data_prep.text.inputs import FoundInputs, find_inputs
@@ -58,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 GROUPS_DONE_NAME = "groups.json"
 INPUT_ERROR_NAME = "input_error.json"
-"""What was wrong with an input; such a work folder is gone on with after the input was changed."""
+"""What was wrong with an input; such a work folder is resumed after the input was changed."""
 _HIGHEST_WEIGHT = 1_000
 _NAMED = 5
 _WORK_FOLDERS = ("map", "groups", "reduce")
@@ -66,14 +65,18 @@ _WORK_FOLDERS = ("map", "groups", "reduce")
 
 @dataclass(frozen=True)
 class Preparation:
-    """What `prepare_shards` is asked for."""
+    """What `prepare_shards` is to make, and from what."""
 
     inputs: Sequence[str]
     """Files and folders."""
-    vocabulary_path: str
+    vocabulary_path: Path
+    """The vocabulary file, which is copied into every dataset folder."""
     vocabulary: Vocabulary
+    """What lies in the file, and how text is normalised."""
     output_dir: Path
+    """Gets a dataset folder for each sequence length."""
     options: ShardOptions
+    """All other parameters that decide the bytes."""
     task_bytes: int | None = None
     """Bytes of a map task; None chooses. Never changes a byte of the result."""
     weights: Sequence[float] | None = None
@@ -85,7 +88,7 @@ class Preparation:
 
 @contextmanager
 def only_one(output: Path, executor: Executor) -> Iterator[None]:
-    """Holds the output folder for this run; the lock goes with the process that holds it."""
+    """Hold the output folder for this run; the lock ends with the process that holds it."""
     descriptor = executor.on_root(lambda: _lock(output))
     try:
         yield
@@ -95,7 +98,7 @@ def only_one(output: Path, executor: Executor) -> Iterator[None]:
 
 
 def _lock(output: Path) -> int | None:
-    """An open descriptor with a lock on the output folder; None where locks are not supported."""
+    """Return an open descriptor with a lock on the output folder; None without support."""
     make_folder(output)
     descriptor = os.open(output, os.O_RDONLY)
     try:
@@ -115,10 +118,12 @@ def _lock(output: Path) -> int | None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The input files and what manifests say of them."""
+    """The input files."""
 
     files: InputFiles
+    """The files, with their checksums and weights."""
     summary: InputSummary
+    """Their sum, as manifests hold it."""
 
 
 def ready_inputs(preparation: Preparation, executor: Executor) -> Inputs | None:
@@ -146,14 +151,18 @@ def ready_inputs(preparation: Preparation, executor: Executor) -> Inputs | None:
 def _found(preparation: Preparation) -> FoundInputs:
     """Return the input files with their weights."""
     weights = _weights(preparation)
-    apart = [preparation.output_dir, Path(preparation.vocabulary_path)]
+    apart = [preparation.output_dir, preparation.vocabulary_path]
     found = find_inputs(preparation.inputs, apart)
     of_files = np.repeat(np.array(weights, np.float64), np.diff(found.first))
     return found._replace(files=replace(found.files, weights=of_files))
 
 
 def ready_plan(preparation: Preparation, inputs: Inputs) -> bool:
-    """Write the plan to work on into the work folder; return False where all is done already."""
+    """Write the plan to work on into the work folder; return False where all is done already.
+
+    Raises:
+        DataError: the output folder holds something else.
+    """
     vocabulary = preparation.vocabulary
     entry = VocabularyEntry(
         vocabulary.sha256, len(vocabulary), vocabulary.lowercase, vocabulary.strip_accents
@@ -167,20 +176,77 @@ def ready_plan(preparation: Preparation, inputs: Inputs) -> bool:
         if not _is_complete(preparation.output_dir, plan, index)
     ]
     work = preparation.output_dir / WORK_NAME
-    if not missing:
+    saved = _saved_work(work, plan, inputs.files) if missing else None
+    decision = decide(plan, missing, saved)
+    _carry_out(decision, saved, inputs.files, preparation)
+    return decision.action is not Action.COMPLETE
+
+
+def _saved_work(work: Path, new_plan: Plan, files: InputFiles) -> SavedWork | None:
+    """Read what an unfinished preparation has left; None where there is no plan of one."""
+    if not (work / PLAN_NAME).is_file():
+        return None
+    plan = load_plan(work)
+    changed: IntArray = np.zeros(0, np.int64)
+    if plan.inputs != new_plan.inputs and plan.inputs.files == len(files):
+        changed = stored_files(work, plan).part(0, len(files)).changed(files)
+    return SavedWork(
+        plan,
+        changed,
+        has_input_error=(work / INPUT_ERROR_NAME).is_file(),
+        has_groups=(work / GROUPS_DONE_NAME).is_file(),
+    )
+
+
+def _carry_out(
+    decision: Decision, saved: SavedWork | None, files: InputFiles, preparation: Preparation
+) -> None:
+    """Do what was decided about the work folder."""
+    work = preparation.output_dir / WORK_NAME
+    if decision.action is Action.COMPLETE:
         _discard_finished(work)
-        return False
-    of_missing = replace(plan, options=_only_lengths(plan.options, missing))
-    if (work / PLAN_NAME).is_file():
-        _resume(work, plan, of_missing, inputs.files, Path(preparation.vocabulary_path))
+    elif decision.action is Action.START or saved is None:
+        _start(work, decision.plan, files, preparation.vocabulary_path)
+    elif decision.action is Action.CONTINUE:
+        write_plan(decision.plan, files, work)
+        _log_what_was_running(work)
+        _remove_temporary(work)
+        logger.info("%s: going on with an interrupted preparation", work.parent)
+    elif decision.action is Action.REPAIR:
+        _repair(work, decision, len(saved.plan.tasks), files)
+    elif decision.action is Action.RESTART:
+        logger.info("%s: other inputs or parameters than before, starting again", work.parent)
+        lengths = saved.plan.options.sequence_length
+        discard(work, [dataset_folder(work.parent, length) for length in lengths])
+        _start(work, decision.plan, files, preparation.vocabulary_path)
     else:
-        _start(work, of_missing, inputs.files, Path(preparation.vocabulary_path))
-    load_plan.cache_clear()
-    return True
+        reasons = list(decision.reasons)
+        if len(saved.changed):
+            names = ", ".join(files.path(int(index)) for index in saved.changed[:_NAMED])
+            reasons.append(f"changed files: {names}")
+        raise DataError(_refusal(work, "an unfinished preparation", reasons))
+
+
+def _repair(work: Path, decision: Decision, num_saved_tasks: int, files: InputFiles) -> None:
+    """Remove the results of changed inputs, then write the repaired plan.
+
+    The mark of the input error goes last: until then a run that is killed here is repaired again.
+    """
+    for number in decision.tasks_to_redo:
+        map_stage.result_path(work, number).unlink(missing_ok=True)
+    _remove_temporary(work)
+    logger.info(
+        "%s: inputs have changed; %d of %d map tasks are done again",
+        work.parent,
+        len(decision.tasks_to_redo),
+        num_saved_tasks,
+    )
+    write_plan(decision.plan, files, work)
+    (work / INPUT_ERROR_NAME).unlink()
 
 
 def _weights(preparation: Preparation) -> Sequence[float]:
-    """The weight of each of the inputs as given; UsageError where they do not fit."""
+    """Return the weight of each of the inputs as given; raise UsageError where they do not fit."""
     weights = preparation.weights
     if weights is None:
         return [1.0] * len(preparation.inputs)
@@ -198,7 +264,7 @@ def _weights(preparation: Preparation) -> Sequence[float]:
 
 
 def _discard_finished(work: Path) -> None:
-    """Removes what is left of a work folder whose removal was interrupted."""
+    """Remove what is left of a work folder whose removal was interrupted."""
     if (work / PLAN_NAME).is_file():
         lengths = load_plan(work).options.sequence_length
         if not all(
@@ -209,7 +275,7 @@ def _discard_finished(work: Path) -> None:
 
 
 def _remove_work(work: Path) -> None:
-    """Removes a work folder without a use; DataError where it is none of ours."""
+    """Remove a work folder without a use; raise DataError where it holds files of others."""
     if not work.exists():
         return
     ours = {PLAN_NAME, GROUPS_DONE_NAME, VOCABULARY_NAME, INPUT_ERROR_NAME, *_WORK_FOLDERS}
@@ -224,17 +290,8 @@ def _remove_work(work: Path) -> None:
     shutil.rmtree(work)
 
 
-def _only_lengths(options: ShardOptions, indices: Sequence[int]) -> ShardOptions:
-    """The options with some of the sequence lengths."""
-    return replace(
-        options,
-        sequence_length=tuple(options.sequence_length[index] for index in indices),
-        max_predictions_per_seq=tuple(options.max_predictions_per_seq[index] for index in indices),
-    )
-
-
 def _is_complete(output: Path, plan: Plan, index: int) -> bool:
-    """Whether the folder of a length is finished; DataError where it is another's."""
+    """Return whether the folder of a length is finished; raise DataError if made otherwise."""
     folder = dataset_folder(output, plan.options.sequence_length[index])
     if not (folder / MANIFEST_NAME).exists():
         return False
@@ -254,74 +311,15 @@ def _is_complete(output: Path, plan: Plan, index: int) -> bool:
 
 
 def _refusal(folder: Path, what: str, found: Sequence[str]) -> str:
-    """The message that `folder` holds something made otherwise."""
+    """Return the message that `folder` holds something made otherwise."""
     return (
         f"{folder}: holds {what} made otherwise ({'; '.join(found)}); give the same parameters, "
         f"choose another --output-dir, or remove {folder}."
     )
 
 
-def _resume(
-    work: Path, plan: Plan, of_missing: Plan, files: InputFiles, vocabulary_path: Path
-) -> None:
-    """Continue an interrupted run, if it is `plan`, or `plan` for the lengths not yet made."""
-    load_plan.cache_clear()
-    there = load_plan(work)
-    wanted = plan if differences(there.identity(), of_missing.identity()) else of_missing
-    found = differences(there.identity(), wanted.identity())
-    content = read_work_json(work / PLAN_NAME)
-    for name, now in (("tool_version", tool_version()), ("work_version", WORK_VERSION)):
-        if content.get(name) != now:
-            found.append(f"{name}: {content.get(name)} there, {now} now")
-    if found and (work / INPUT_ERROR_NAME).is_file():
-        _repair(work, there, of_missing, files, vocabulary_path)
-        return
-    if found:
-        changed = _changed(work, there, files)
-        names = ", ".join(files.path(int(index)) for index in changed[:_NAMED])
-        found += [f"changed files: {names}"] if names else []
-        raise DataError(_refusal(work, "an unfinished preparation", found))
-    # With the names as they are now, and the times by which a change is noticed.
-    write_plan(replace(there, inputs=wanted.inputs), files, work)
-    _say_what_was_running(work)
-    _remove_temporary(work)
-    logger.info("%s: going on with an interrupted preparation", work.parent)
-
-
-def _changed(work: Path, there: Plan, files: InputFiles) -> IntArray:
-    """Return the numbers of the files that differ from those of a plan of as many files; none
-    where their number differs."""
-    stored = stored_files(work, there)
-    if len(stored) != len(files):
-        return np.zeros(0, np.int64)
-    return stored.part(0, len(stored)).changed(files)
-
-
-def _repair(work: Path, there: Plan, plan: Plan, files: InputFiles, vocabulary_path: Path) -> None:
-    """Continue after an input error and a change of the inputs; keep what is still valid."""
-    repaired = None
-    if there.inputs.files == plan.inputs.files and not (work / GROUPS_DONE_NAME).is_file():
-        repaired = repaired_plan(there, plan, _changed(work, there, files))
-    if repaired is None:
-        logger.info("%s: other inputs or parameters than before, starting again", work.parent)
-        discard(work, [dataset_folder(work.parent, n) for n in there.options.sequence_length])
-        _start(work, plan, files, vocabulary_path)
-        return
-    for number in repaired[1]:
-        map_stage.result_path(work, number).unlink(missing_ok=True)
-    _remove_temporary(work)
-    logger.info(
-        "%s: inputs have changed; %d of %d map tasks are done again",
-        work.parent,
-        len(repaired[1]),
-        len(there.tasks),
-    )
-    write_plan(repaired[0], files, work)
-    (work / INPUT_ERROR_NAME).unlink()
-
-
 def _remove_temporary(work: Path) -> None:
-    """Removes what a killed run was writing, and what it said about itself."""
+    """Remove what a killed run was writing, and what it has left about its running tasks."""
     for folder in (work, *(work / name for name in _WORK_FOLDERS)):
         for path in folder.glob(f".*{TEMPORARY_SUFFIX}"):
             path.unlink(missing_ok=True)
@@ -329,15 +327,15 @@ def _remove_temporary(work: Path) -> None:
         shutil.rmtree(work / name, ignore_errors=True)
 
 
-def _say_what_was_running(work: Path) -> None:
-    """Names what a killed run was at work on."""
+def _log_what_was_running(work: Path) -> None:
+    """Log what a killed run was at work on."""
     running = was_running(work)
     if running:
         logger.info("the run before ended while at work on %s", "; ".join(running))
 
 
 def _start(work: Path, plan: Plan, files: InputFiles, vocabulary_path: Path) -> None:
-    """Makes the folders; the plan comes last."""
+    """Make the folders and write the plan, which comes last."""
     _remove_work(work)
     for name in _WORK_FOLDERS:
         make_folder(work / name)
@@ -346,7 +344,7 @@ def _start(work: Path, plan: Plan, files: InputFiles, vocabulary_path: Path) -> 
         make_folder(folder)
         if any(folder.iterdir()):
             raise DataError(
-                f"{folder}: not empty, and not of a preparation that can be gone on with; remove "
+                f"{folder}: not empty, and not of a preparation that can be resumed; remove "
                 "it, or choose another --output-dir."
             )
     with atomic_file(work / VOCABULARY_NAME) as file:
@@ -355,6 +353,6 @@ def _start(work: Path, plan: Plan, files: InputFiles, vocabulary_path: Path) -> 
 
 
 def discard(work: Path, folders: Sequence[Path]) -> None:
-    """Removes the work folder, and dataset folders that are not complete."""
+    """Remove the work folder, and dataset folders that are not complete."""
     for folder in (*(f for f in folders if not (f / MANIFEST_NAME).exists()), work):
         shutil.rmtree(folder, ignore_errors=True)

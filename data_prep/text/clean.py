@@ -1,4 +1,4 @@
-"""Cleaning of text: as little as the tokeniser needs, and nothing that changes what is said.
+"""Cleaning of text: as little as the tokeniser needs, and nothing that changes its meaning.
 
 Control characters are removed and runs of white space become one blank. Letters are not
 normalised here: case and accents are the tokeniser's business.
@@ -17,7 +17,7 @@ _PARAGRAPH = re.compile(r"\n[^\S\n]*\n\s*")
 
 
 def clean_document(text: str) -> list[str]:
-    """The paragraphs of a document, cleaned.
+    """Return the paragraphs of a document, cleaned.
 
     Args:
         text: a document; blank lines separate its paragraphs, other line ends are white space.
@@ -29,21 +29,21 @@ def clean_document(text: str) -> list[str]:
 
 
 def clean_lines(text: str) -> list[str]:
-    """The lines of a document, cleaned; blank ones are left out."""
+    """Return the lines of a document, cleaned; blank ones are left out."""
     return clean_parts(_unified(text).split("\n"))
 
 
 def clean_parts(parts: list[str]) -> list[str]:
-    """Every part with single blanks between its words; blank parts are left out."""
+    """Return every part with single blanks between its words; blank parts are left out."""
     joined = (" ".join(_CONTROLS.sub("", part).split()) for part in parts)
     return [part for part in joined if part]
 
 
 def is_removed(character: str) -> bool:
-    """Whether cleaning takes the character out."""
+    """Return whether cleaning takes the character out."""
     return _CONTROLS.match(character) is not None
 
 
 def _unified(text: str) -> str:
-    """`text` with every line end as a line feed."""
+    """Return `text` with every line end as a line feed."""
     return text.replace("\r\n", "\n").replace("\r", "\n")

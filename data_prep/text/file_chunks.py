@@ -38,6 +38,7 @@ class FileChunk(NamedTuple):
     """Some documents of some files."""
 
     text: TextChunk
+    """The text."""
     inputs: npt.NDArray[np.uint32]
     """uint32 [n]: the number of the file of each document."""
 

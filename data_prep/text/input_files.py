@@ -3,7 +3,7 @@
 A corpus of one document a file has millions of files, so there is no object for a file anywhere:
 64 bytes and its name are kept of each, and that only while the work is planned. In the work folder
 the columns are one file, of which a worker reads the rows of its task. That file is named after its
-content and never changed; the plan says which one is valid. It is read, not mapped: a folder on NFS
+content and never changed; the plan names the valid one. It is read, not mapped: a folder on NFS
 cannot be removed while a process of the same host maps a file in it.
 
 Legend: N files.
@@ -88,7 +88,7 @@ def split_names(names: bytes, ends: Sequence[int]) -> list[bytes]:
 
 
 def summary_of(files: InputFiles, given: Sequence[str], first: Sequence[int]) -> InputSummary:
-    """Return what manifests and records say of the files.
+    """Return the sum of the files that manifests and records hold.
 
     Args:
         files: all of them.

@@ -35,35 +35,34 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class TextChunk(NamedTuple):
-    """Some documents that follow each other in a file, as UTF-8.
-
-    Attributes:
-        data: the text of all of them, checked; between them may lie anything.
-        starts: int64 [n], first byte of each in `data`.
-        ends: int64 [n], the byte after each.
-        offsets: uint64 [n], where each begins in the decompressed file.
-        is_continued: the first one goes on where the last one of the chunk before was cut.
-    """
+    """Some documents that follow each other in a file, as UTF-8."""
 
     data: bytes
+    """The text of all of them, checked; between them may lie anything."""
     starts: IntArray
+    """int64 [n], first byte of each in `data`."""
     ends: IntArray
+    """int64 [n], the byte after each."""
     offsets: npt.NDArray[np.uint64]
+    """uint64 [n], where each begins in the decompressed file."""
     is_continued: bool = False
+    """The first one goes on where the last one of the chunk before was cut."""
 
     def texts(self) -> list[str]:
-        """The documents as text."""
+        """Return the documents as text."""
         spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
         return [self.data[start:end].decode() for start, end in spans]
 
 
 class _Line(NamedTuple):
     offset: int
+    """Its first byte in the file."""
     content: bytes
+    """Its bytes."""
 
 
 def open_text(path: str) -> BinaryIO:
-    """Opens an input file for reading its decompressed bytes.
+    """Open an input file for reading its decompressed bytes.
 
     Raises:
         UsageError: a `.zst` file, and `zstandard` is not installed.
@@ -82,7 +81,7 @@ def open_text(path: str) -> BinaryIO:
 def read_chunks(
     path: str, text_format: TextFormat, start: int = 0, end: int | None = None
 ) -> Iterator[TextChunk]:
-    """The documents of `path` that begin in [start, end), some at a time.
+    """Yield the documents of `path` that begin in [start, end), some at a time.
 
     Args:
         path: an input file.
@@ -116,7 +115,7 @@ class _TextCutter:
         self._is_cut = False  # `_data` begins where a document was cut
 
     def chunks(self) -> Iterator[TextChunk]:
-        """All chunks."""
+        """Yield all chunks."""
         self._fill(CHUNK_BYTES)
         if self._offset == 0 and self._data.startswith(BYTE_ORDER_MARK):
             self._drop(len(BYTE_ORDER_MARK))
@@ -134,7 +133,7 @@ class _TextCutter:
             self._fill(CHUNK_BYTES)
 
     def _fill(self, size: int) -> None:
-        """Reads on until `_data` has `size` bytes or the file ends."""
+        """Read on until `_data` has `size` bytes or the file ends."""
         while len(self._data) < size and not self._is_last:
             try:
                 more = self._file.read(size - len(self._data))
@@ -148,11 +147,11 @@ class _TextCutter:
             self._is_last = not more
 
     def _drop(self, size: int) -> None:
-        """Goes on behind `size` bytes."""
+        """Go on behind `size` bytes."""
         self._data, self._offset = self._data[size:], self._offset + size
 
     def _documents(self) -> tuple[IntArray, IntArray]:
-        """First byte and the byte after of the documents that can be handed on."""
+        """Return the first byte and the byte after of the documents that can be handed on."""
         size = len(self._data)
         if self._is_one_document:
             if self._is_last or size > LONGEST_PIECE:
@@ -165,7 +164,7 @@ class _TextCutter:
         return starts[:found], ends[:found]
 
     def _chunk(self, starts: IntArray, ends: IntArray) -> Iterator[TextChunk]:
-        """The chunk of some documents, if one of them begins before `end`; goes on behind it.
+        """Yield the chunk of some documents, if one of them begins before `end`; goes on behind it.
 
         Of the first document that is too long one piece is taken, and none that follow it.
         """
@@ -189,7 +188,7 @@ class _TextCutter:
         self._drop(used)
 
     def _piece_end(self, start: int) -> tuple[int, int]:
-        """Where to cut a document that begins at `start`: behind a line, a blank, or a character.
+        """Return where to cut the document at `start`: behind a line, a blank, or a character.
 
         Returns:
             The end of the piece, and where to go on: not between a line and its end, which would
@@ -256,7 +255,7 @@ def find_documents(
 
 
 def decoded(path: str, data: bytes, offset: int) -> str:
-    """`data`, at `offset` of the file, as text; InputError where it is not UTF-8."""
+    """Return `data`, at `offset` of the file, as text; InputError where it is not UTF-8."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as err:
@@ -271,7 +270,7 @@ def decoded(path: str, data: bytes, offset: int) -> str:
 def _json_chunks(
     path: str, file: BinaryIO, start: int, end: int | None, field: str
 ) -> Iterator[TextChunk]:
-    """The text in `field` of every line that is not blank."""
+    """Yield the text in `field` of every line that is not blank."""
     texts: list[bytes] = []
     offsets: list[int] = []
     size = 0
@@ -310,14 +309,14 @@ def json_documents(
 
 
 def _joined(texts: list[bytes], offsets: list[int]) -> TextChunk:
-    """Texts as one chunk."""
+    """Return texts as one chunk."""
     sizes = np.array([len(text) for text in texts], np.int64)
     ends = np.cumsum(sizes)
     return TextChunk(b"".join(texts), ends - sizes, ends, np.array(offsets, np.uint64))
 
 
 def _lines(file: BinaryIO, path: str, start: int) -> Iterator[_Line]:
-    """Lines with their offsets; the byte order mark is taken off the first."""
+    """Yield lines with their offsets; the byte order mark is taken off the first."""
     offset = start
     try:
         for content in file:
@@ -332,7 +331,7 @@ def _lines(file: BinaryIO, path: str, start: int) -> Iterator[_Line]:
 
 
 def _json_text(path: str, line: _Line, content: str, field: str) -> bytes:
-    """The text of one JSON line as UTF-8; InputError names file and line."""
+    """Return the text of one JSON line as UTF-8; InputError names file and line."""
     try:
         record = json.loads(content)
     except (ValueError, RecursionError) as err:
@@ -350,12 +349,12 @@ def _json_text(path: str, line: _Line, content: str, field: str) -> bytes:
 
 
 def _json_error(path: str, line: _Line, what: str) -> InputError:
-    """An error about one JSON line."""
+    """Return an error about one JSON line."""
     return InputError(f"{path}, line {line_number(path, line.offset)}: {what}.")
 
 
 def line_number(path: str, offset: int) -> int:
-    """The number (from 1) of the line that holds byte `offset` of the decompressed file."""
+    """Return the number (from 1) of the line that holds byte `offset` of the decompressed file."""
     number, left = 1, offset
     with open_text(path) as file:
         while left and (chunk := file.read(min(left, 1 << 20))):
@@ -365,7 +364,7 @@ def line_number(path: str, offset: int) -> int:
 
 
 def cut_points(path: str, text_format: TextFormat, size: int, step: int) -> list[int]:
-    """Offsets at which a file can be cut into parts of about `step` bytes.
+    """Return offsets at which a file can be cut into parts of about `step` bytes.
 
     Args:
         path: an input file.
@@ -395,7 +394,7 @@ def cut_points(path: str, text_format: TextFormat, size: int, step: int) -> list
 
 
 def _skip_line(file: BinaryIO) -> bool:
-    """Goes behind the next line end; whether the line holds more than white space."""
+    """Go behind the next line end; return whether the line holds more than white space."""
     has_text = False
     while part := file.readline(CHUNK_BYTES):
         has_text |= bool(part.strip())

@@ -28,7 +28,7 @@ _OLDEST_PYTHON = {"nupunkt": (3, 11)}
 
 
 def _characters(codes: str) -> str:
-    """The characters of hexadecimal codes and ranges such as "0F0D-0F11"."""
+    """Return the characters of hexadecimal codes and ranges such as "0F0D-0F11"."""
     ranges = [[int(end, 16) for end in part.split("-")] for part in codes.split()]
     return "".join(chr(code) for ends in ranges for code in range(ends[0], ends[-1] + 1))
 
@@ -89,7 +89,7 @@ NEW_SENTENCE = frozenset(
 
 
 def check_rule(rule: str) -> None:
-    """UsageError where there is no such way to cut sentences, or its package is not installed."""
+    """Raise UsageError for an unknown way to cut sentences, or a package that is not installed."""
     package, _, language = rule.partition(":")
     if rule in OWN_RULES or (package in PACKAGES and (package == "sentencex") == bool(language)):
         if package in PACKAGES:
@@ -102,7 +102,7 @@ def check_rule(rule: str) -> None:
 
 
 def split_sentences(text: str, rule: str = "rules") -> list[str]:
-    """The sentences of a document, cleaned.
+    """Return the sentences of a document, cleaned.
 
     Args:
         text: the document.
@@ -120,7 +120,7 @@ def split_sentences(text: str, rule: str = "rules") -> list[str]:
 
 @lru_cache(maxsize=1)
 def splitter(rule: str) -> Callable[[str], list[str]]:
-    """The function of another package that cuts a paragraph; its sentences are cleaned.
+    """Return the function of another package that cuts a paragraph; its sentences are cleaned.
 
     Raises:
         UsageError: the package is not installed.
@@ -146,21 +146,21 @@ def _how_to_install(package: str, err: ImportError) -> str:
 
 
 def _blingfire(_: str) -> Callable[[str], list[str]]:
-    """Microsoft's BlingFire: a finite automaton, several languages."""
+    """Return Microsoft's BlingFire: a finite automaton, several languages."""
     from blingfire import text_to_sentences
 
     return lambda paragraph: str(text_to_sentences(paragraph)).split("\n")
 
 
 def _nupunkt(_: str) -> Callable[[str], list[str]]:
-    """nupunkt: Punkt trained on legal text, English."""
+    """Return nupunkt: Punkt trained on legal text, English."""
     from nupunkt import sent_tokenize
 
     return lambda paragraph: list(sent_tokenize(paragraph))
 
 
 def _sentencex(language: str) -> Callable[[str], list[str]]:
-    """Wikimedia's sentencex, with its rules for many languages."""
+    """Return Wikimedia's sentencex, with its rules for many languages."""
     from sentencex import segment
 
     return lambda paragraph: list(segment(language, paragraph))
@@ -170,7 +170,7 @@ _MAKERS = {"blingfire": _blingfire, "nupunkt": _nupunkt, "sentencex": _sentencex
 
 
 def split_paragraph(paragraph: str) -> list[str]:
-    """The sentences of one cleaned paragraph; joined they hold the same words."""
+    """Return the sentences of one cleaned paragraph; joined they hold the same words."""
     sentences, start = [], 0
     for match in _END.finditer(paragraph):
         if match["mark"] is None or _ends_sentence(paragraph, start, match):
@@ -181,7 +181,7 @@ def split_paragraph(paragraph: str) -> list[str]:
 
 
 def _ends_sentence(paragraph: str, start: int, match: re.Match[str]) -> bool:
-    """Whether the mark in `match` ends the sentence that begins at `start`."""
+    """Return whether the mark in `match` ends the sentence that begins at `start`."""
     if match["next"].islower():
         return False
     if match["mark"] != ".":
@@ -198,16 +198,16 @@ def _ends_sentence(paragraph: str, start: int, match: re.Match[str]) -> bool:
 
 
 def _last_word(paragraph: str, start: int, end: int) -> str:
-    """The word that ends at `end`, without opening quotes."""
+    """Return the word that ends at `end`, without opening quotes."""
     found = _LAST_WORD.search(paragraph, max(start, end - LOOK), end)
     return found[0] if found else ""
 
 
 def is_initial(character: str) -> bool:
-    """Whether the character can be an initial, as "J" before a full stop."""
+    """Return whether the character can be an initial, as "J" before a full stop."""
     return _INITIALS.fullmatch(character) is not None
 
 
 def is_word_border(character: str) -> bool:
-    """Whether the word before a full stop begins after the character."""
+    """Return whether the word before a full stop begins after the character."""
     return _LAST_WORD.fullmatch(character) is None

@@ -15,7 +15,7 @@ _CHUNK_BYTES = 1 << 10  # it may hold a hundred thousand times as much text
 
 
 def open_zstandard(path: str) -> io.BufferedReader:
-    """The decompressed bytes of `path`.
+    """Return the decompressed bytes of `path`.
 
     Raises:
         UsageError: the package `zstandard` is not installed.
@@ -40,11 +40,11 @@ class _ZstandardFile(io.RawIOBase):
         self._left = b""
 
     def readable(self) -> bool:
-        """True: the stream is for reading."""
+        """Return True: the stream is for reading."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fills some of `buffer`; 0 at the end."""
+        """Fill some of `buffer`; 0 at the end."""
         while not self._left:
             chunk = next(self._chunks, None)
             if chunk is None:
@@ -56,12 +56,12 @@ class _ZstandardFile(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Closes the file as well."""
+        """Close the file as well."""
         self._source.close()
         super().close()
 
     def _decompressed(self, zstandard: Any) -> Iterator[bytes]:
-        """Pieces of text; OSError where the file is damaged or cut off."""
+        """Yield parts of text; OSError where the file is damaged or cut off."""
         frame = None
         while data := self._source.read(_CHUNK_BYTES):
             while data:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from data_prep.contract.wordpiece import load_vocabulary
 from data_prep.inspect.recipes import read_phases
 from data_prep.inspect.stats import log_result
 from data_prep.pieces.vocabulary_training import VocabularyOptions, count_words, train_vocabulary
-from data_prep.running.executor import Executor, SerialExecutor
+from data_prep.running.executor import Executor, SerialExecutor, Stage
+from data_prep.stages.job import Job
 from data_prep.stages.plan import ShardOptions
 from data_prep.stages.prepare import prepare_shards
 from data_prep.stages.work_folder import Preparation
@@ -71,17 +73,17 @@ class StoppingExecutor(SerialExecutor):
         self.done_now = 0
         """Tasks that wrote a result."""
 
-    def run(self, function, work, items, done, describe=str):
-        def counted(work: Path, item: object) -> None:
+    def run(self, stage: Stage) -> None:
+        def counted(job: Job, item: object) -> None:
             if self.left == 0:
                 raise KeyboardInterrupt
             self.left -= 1
-            before = _results(work)
-            function(work, item)
+            before = _results(job.work)
+            stage.function(job, item)
             self.finished += 1
-            self.done_now += _results(work) != before
+            self.done_now += _results(job.work) != before
 
-        super().run(counted, work, items, done, describe)
+        super().run(replace(stage, function=counted))
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +129,7 @@ def prepare(corpus: Path, vocabulary_path: Path) -> Prepare:
         }
         preparation = Preparation(
             inputs=[str(path) for path in inputs or [corpus]],
-            vocabulary_path=str(vocabulary),
+            vocabulary_path=vocabulary,
             vocabulary=load_vocabulary(vocabulary),
             output_dir=output_dir,
             options=ShardOptions(**{**defaults, **options}),

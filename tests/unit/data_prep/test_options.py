@@ -125,7 +125,7 @@ def test_weights_say_how_often_the_documents_of_an_input_are_used(
         short_sequence_probability=0,
     )  # fmt: skip
     preparation = Preparation(
-        inputs, str(vocabulary_path), load_vocabulary(vocabulary_path), tmp_path / "D", options,
+        inputs, vocabulary_path, load_vocabulary(vocabulary_path), tmp_path / "D", options,
         weights=[1, 2.5, 0.25],
     )  # fmt: skip
     with SerialExecutor() as executor:

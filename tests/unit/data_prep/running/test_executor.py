@@ -10,7 +10,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -19,6 +22,7 @@ from data_prep.running.executor import (
     CLAIMS_NAME,
     ProcessExecutor,
     SerialExecutor,
+    Stage,
     make_executor,
     mpi_size,
     was_running,
@@ -26,15 +30,21 @@ from data_prep.running.executor import (
 from data_prep.running.mpi_executor import MpiExecutor
 
 
-def touch(work: Path, item: int) -> None:
-    (work / str(item)).write_text(str(os.getpid()), encoding="utf-8")
+class Folder(NamedTuple):
+    """A job that is nothing but its work folder."""
+
+    work: Path
 
 
-def fail(work: Path, item: int) -> None:
+def touch(job: Folder, item: int) -> None:
+    (job.work / str(item)).write_text(str(os.getpid()), encoding="utf-8")
+
+
+def fail(job: Folder, item: int) -> None:
     raise InputError(f"item {item}")
 
 
-def die(work: Path, item: int) -> None:
+def die(job: Folder, item: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -42,8 +52,8 @@ def die(work: Path, item: int) -> None:
 def test_every_item_is_done_once(executor: SerialExecutor, tmp_path: Path) -> None:
     done: list[int] = []
     with executor:
-        executor.run(touch, tmp_path, list(range(7)), done.append)
-        executor.run(touch, tmp_path, [7, 8], done.append)
+        executor.run(Stage(touch, Folder(tmp_path), list(range(7)), done.append))
+        executor.run(Stage(touch, Folder(tmp_path), [7, 8], done.append))
     assert sorted(done) == list(range(9))
     assert was_running(tmp_path) == []
     files = [path for path in tmp_path.iterdir() if path.is_file()]
@@ -52,22 +62,50 @@ def test_every_item_is_done_once(executor: SerialExecutor, tmp_path: Path) -> No
     assert (str(os.getpid()) in writers) == (executor.size == 1)
 
 
-def name_process(work: Path, item: int) -> None:
+def name_process(job: Folder, item: int) -> None:
     kind = type(multiprocessing.current_process()).__name__
-    (work / str(item)).write_text(kind, encoding="utf-8")
+    (job.work / str(item)).write_text(kind, encoding="utf-8")
 
 
 def test_processes_are_spawned_never_forked(tmp_path: Path) -> None:
     # A fork after the tokeniser's thread pool started hangs.
     with ProcessExecutor(2) as executor:
-        executor.run(name_process, tmp_path, [1, 2], lambda item: None)
+        executor.run(Stage(name_process, Folder(tmp_path), [1, 2], lambda item: None))
     kinds = {(tmp_path / str(item)).read_text(encoding="utf-8") for item in (1, 2)}
     assert kinds == {"SpawnProcess"}
 
 
+@dataclass(frozen=True)
+class Counting:
+    """A job that counts in each process how many items it has seen; not sent with a task."""
+
+    work: Path
+    key: int
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"work": self.work, "key": self.key}
+
+    @cached_property
+    def seen(self) -> list[int]:
+        return []
+
+
+def note(job: Counting, item: int) -> None:
+    job.seen.append(item)
+    (job.work / f"{job.key}-{item}").write_text(str(len(job.seen)), encoding="utf-8")
+
+
+def test_a_process_keeps_its_job_until_another_one_comes(tmp_path: Path) -> None:
+    with ProcessExecutor(1) as executor:
+        for key, items in ((1, [1, 2]), (1, [3]), (2, [1])):
+            executor.run(Stage(note, Counting(tmp_path, key), items, lambda item: None))
+    found = [(tmp_path / name).read_text(encoding="utf-8") for name in ("1-1", "1-2", "1-3", "2-1")]
+    assert found == ["1", "2", "3", "1"]
+
+
 def test_an_error_in_a_process_is_raised_here(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="item"), ProcessExecutor(2) as executor:
-        executor.run(fail, tmp_path, [1, 2, 3], lambda item: None)
+        executor.run(Stage(fail, Folder(tmp_path), [1, 2, 3], lambda item: None))
 
 
 def test_a_process_that_is_killed_is_reported_with_the_way_out(tmp_path: Path) -> None:
@@ -76,7 +114,7 @@ def test_a_process_that_is_killed_is_reported_with_the_way_out(tmp_path: Path) -
     ):
         with ProcessExecutor(2) as executor:
             executor.run(
-                die, tmp_path, [1, 2], lambda item: None, lambda item: f"item {item} of a.txt"
+                Stage(die, Folder(tmp_path), [1, 2], lambda item: None, "item {} of a.txt".format)
             )
     assert was_running(tmp_path)[0].endswith("of a.txt")
 
@@ -159,19 +197,19 @@ def on_ranks(size: int, work: Callable[[MpiExecutor], object]) -> list[object]:
         return list(pool.map(one, range(size)))
 
 
-def test_ranks_share_the_items_and_the_root_hears_of_all(tmp_path: Path) -> None:
+def test_ranks_share_the_items_and_the_root_counts_all(tmp_path: Path) -> None:
     done: list[int] = []
     by_rank: list[list[int]] = [[], [], []]
 
     def work(executor: MpiExecutor) -> None:
         rank = executor._communicator.Get_rank()
 
-        def count(folder: Path, item: int) -> None:
+        def count(job: Folder, item: int) -> None:
             by_rank[rank].append(item)
             time.sleep(0.05 if rank == 0 else 0.001)  # the others need not wait for it
 
         for items in (list(range(30)), [30, 31]):
-            executor.run(count, tmp_path, items, done.append)
+            executor.run(Stage(count, Folder(tmp_path), items, done.append))
 
     on_ranks(3, work)
     assert sorted(item for items in by_rank for item in items) == list(range(32))
@@ -180,18 +218,17 @@ def test_ranks_share_the_items_and_the_root_hears_of_all(tmp_path: Path) -> None
     assert list((tmp_path / CLAIMS_NAME).iterdir()) == []
 
 
-def test_all_ranks_hear_of_an_error_and_take_no_further_item(tmp_path: Path) -> None:
+def test_all_ranks_raise_an_error_and_take_no_further_item(tmp_path: Path) -> None:
     met: list[int] = []
 
-    def fail_at_two(folder: Path, item: int) -> None:
+    def fail_at_two(job: Folder, item: int) -> None:
         met.append(item)
         time.sleep(0.02)
         if item == 2:
             raise InputError("item 2")
 
-    found = on_ranks(
-        2, lambda executor: executor.run(fail_at_two, tmp_path, list(range(100)), met.append)
-    )
+    stage = Stage(fail_at_two, Folder(tmp_path), list(range(100)), met.append)
+    found = on_ranks(2, lambda executor: executor.run(stage))
     assert [str(error) for error in found] == ["item 2", "item 2"]
     assert max(met) < 20
 

@@ -19,7 +19,6 @@ from data_prep.stages.plan import (
     check_options,
     load_plan,
     make_plan,
-    repaired_plan,
     stored_files,
     write_plan,
 )
@@ -91,37 +90,14 @@ def test_a_plan_comes_back_as_it_was(tmp_path: Path) -> None:
     files = hash_here(find_inputs([str(tmp_path)]).files, lambda size: None)
     plan = plan_of(files, task_bytes=100)
     write_plan(plan, files, tmp_path)
-    load_plan.cache_clear()
     assert load_plan(tmp_path) == plan
     stored = stored_files(tmp_path, load_plan(tmp_path))
     assert stored.part(0, 1).path(0) == str(tmp_path / "a.txt")
     content = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
     for damaged in ("{", json.dumps({**content, "work_version": 3})):
         (tmp_path / "plan.json").write_text(damaged, encoding="utf-8")
-        load_plan.cache_clear()
         with pytest.raises(DataError, match="remove the folder"):
             load_plan(tmp_path)
-
-
-def test_of_an_interrupted_plan_the_tasks_of_unchanged_files_are_kept() -> None:
-    old = files_of({f"{index}.txt": 100 for index in range(9)})
-    new = replace(old, digests=old.digests.copy())
-    new.digests[4] = 255
-    there = plan_of(old, task_bytes=3 * 356)  # three files a task
-    assert there.tasks == (Segment(0, 3), Segment(3, 6), Segment(6, 9))
-    changed = old.changed(new)
-    assert changed.tolist() == [4]
-    repaired = repaired_plan(there, plan_of(new, task_bytes=4 * 356), changed)
-    assert repaired is not None
-    plan, redone = repaired
-    assert redone == [1]
-    assert plan.tasks == (
-        *(Segment(0, 3), Segment(0, 0), Segment(6, 9)),
-        *(Segment(3, 4), Segment(5, 6), Segment(4, 5)),
-    )
-    assert plan.inputs == summary_of(new, ["in"], [0, 9])
-    other = replace(plan_of(new), vocabulary=replace(VOCABULARY, size=11))
-    assert repaired_plan(there, other, changed) is None
 
 
 @pytest.mark.parametrize(

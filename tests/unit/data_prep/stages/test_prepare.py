@@ -23,7 +23,7 @@ from data_prep.contract.manifest import load_manifest
 from data_prep.contract.wordpiece import load_vocabulary
 from data_prep.inspect.dataset import read_split
 from data_prep.inspect.verify import verify_folder
-from data_prep.running.executor import ProcessExecutor, SerialExecutor
+from data_prep.running.executor import ProcessExecutor, SerialExecutor, Stage
 from data_prep.stages import prepare as prepare_module
 from tests.unit.data_prep.conftest import StoppingExecutor
 
@@ -194,9 +194,10 @@ def test_a_preparation_stopped_in_its_last_stage_goes_on(
     for stop_after in ("first manifest", "all manifests", "half a removal"):
         folder = tmp_path / stop_after.replace(" ", "-")
 
-        def stopped(work, plan, tasks, stop_after=stop_after):
+        def stopped(job, tasks, stop_after=stop_after):
+            work = job.work
             backup = {p: p.read_bytes() for p in work.rglob("*") if p.is_file()}
-            real(work, plan, tasks)
+            real(job, tasks)
             for path, content in backup.items():
                 if stop_after != "half a removal" or path.name in ("vocab.txt", "00000.json"):
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,10 +281,10 @@ def test_an_input_that_changes_while_it_is_read_is_an_error(
     path.write_bytes(corpus.read_bytes())
 
     class Changing(SerialExecutor):
-        def run(self, function, work, items, done, describe=str):
+        def run(self, stage: Stage) -> None:
             with path.open("a", encoding="utf-8") as file:
                 file.write("more\n")
-            super().run(function, work, items, done, describe)
+            super().run(stage)
 
     with pytest.raises(InputError, match=r"a\.txt: changed while it was read"):
         prepare(tmp_path / "D", inputs=[path], executor=Changing())
@@ -314,10 +315,10 @@ def test_files_of_others_are_neither_used_nor_removed(prepare: Prepare, tmp_path
 
 def test_a_second_run_in_the_same_folder_is_refused(prepare: Prepare, tmp_path: Path) -> None:
     class SecondRun(SerialExecutor):
-        def run(self, function, work, items, done, describe=str):
+        def run(self, stage: Stage) -> None:
             with pytest.raises(DataError, match="another bert-prep is at work"):
                 prepare(tmp_path / "D")
-            super().run(function, work, items, done, describe)
+            super().run(stage)
 
     prepare(tmp_path / "D", executor=SecondRun())
     verify_folder(tmp_path / "D" / "seq64")
@@ -334,7 +335,7 @@ def test_text_without_a_document_is_an_error_and_leaves_nothing(
     assert list((tmp_path / "D").iterdir()) == []
 
 
-def test_text_can_be_mended_after_an_error(prepare: Prepare, tmp_path: Path) -> None:
+def test_text_can_be_corrected_after_an_error(prepare: Prepare, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"the cat is here. it was.\n\nthe oil is caf\xe9 there.\n")
     with pytest.raises(InputError, match=r"byte 40, line 3"):

@@ -14,7 +14,7 @@ from data_prep.stages import spill
 from data_prep.stages.spill import (
     Section,
     SpillWriter,
-    joined,
+    concat,
     read_sections,
     section_table,
     take_spans,
@@ -64,13 +64,13 @@ def test_sections_come_back_with_their_documents_however_often_they_are_written(
         (True, 1, [(1, 2**41, 8, 1)]),
     ]:
         chosen = [s for s in sections if (s.is_valid, s.bucket) == (is_valid, bucket)]
-        columns = joined(read_sections(path, chosen, DTYPE))
+        columns = concat(read_sections(path, chosen, DTYPE))
         assert columns.documents.tolist() == expected
     of_train_1 = [s for s in sections if (s.is_valid, s.bucket) == (False, 1)]
-    columns = joined(read_sections(path, of_train_1, DTYPE))
+    columns = concat(read_sections(path, of_train_1, DTYPE))
     assert columns.sentence_lengths.tolist() == [2, 1, 3]
     assert columns.ids.tolist() == [10, 11, 12, 13, 14, 15]
-    taken = columns.taken(np.array([1]))
+    taken = columns.select(np.array([1]))
     assert taken.documents["content"].tolist() == [6]
     assert taken.sentence_lengths.tolist() == [3]
     assert taken.ids.tolist() == [13, 14, 15]
