@@ -20,7 +20,7 @@ from bert_ds.bench.shards import FlatShards, flat_shards
 from bert_ds.config.recipe import RunConfig
 from bert_ds.data.stream import TrainStream
 from bert_ds.model import BertForPreTraining
-from bert_ds.optim import LambConfig, build_lamb, learning_rate_at, param_groups
+from bert_ds.optim import Lamb, LambConfig, learning_rate_at, param_groups
 from bert_ds.seeding import seed_dropout
 from bert_ds.train import setup
 
@@ -83,18 +83,18 @@ class _Runner:
         self._clip = phase.deepspeed.gradient_clipping
         self._shards: FlatShards | None = None
         if not ranks:
-            self.optimizer = build_lamb(groups, lamb)
+            self.optimizer = Lamb(groups, **lamb.arguments)
             return
         self._shards = flat_shards(groups, ranks, torch.device("cpu"))
         self._shards.copy_from(self._wholes, to_gradients=False)
         if is_exact:
-            self.optimizer = build_lamb(groups, lamb)
+            self.optimizer = Lamb(groups, **lamb.arguments)
             self.optimizer.bind(self._shards.layout)
         else:
             stock = [{"params": [], "weight_decay": group["weight_decay"]} for group in groups]
             for group, flats in zip(stock, self._shards.by_group, strict=True):
                 group["params"] = list(flats)
-            self.optimizer = build_lamb(stock, lamb)
+            self.optimizer = Lamb(stock, **lamb.arguments)
         for group, flats in zip(self.optimizer.param_groups, self._shards.by_group, strict=True):
             group["params"] = list(flats)
 

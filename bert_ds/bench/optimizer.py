@@ -24,12 +24,16 @@ import torch
 
 from bert_ds.bench.shards import FlatShards, flat_shards
 from bert_ds.config.model import ModelConfig
+from bert_ds.config.optimizer import KernelName
 from bert_ds.engine import import_deepspeed
 from bert_ds.metrics.norms import norm_columns
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
-from bert_ds.optim.kernels import plain
-from bert_ds.optim.layout import Fragment, Shard, ShardLayout
+from bert_ds.optim.kernels.base import FlatTensors
+from bert_ds.optim.kernels.plain import PlainKernel
+from bert_ds.optim.lamb_rule import LambRule
+from bert_ds.optim.layout import FlatShard, Fragment, ShardLayout
+from bert_ds.optim.rule import Rule
 
 BYTES_PER_ELEMENT = 28
 ADAM = "DeepSpeedCPUAdam"
@@ -221,7 +225,7 @@ def _make_tensors(model_config: ModelConfig, device: torch.device) -> _Tensors:
     return _Tensors(shards, moments, groups)
 
 
-def _lamb(tensors: _Tensors, layout: ShardLayout, kernel: str = "auto") -> Lamb:
+def _lamb(tensors: _Tensors, layout: ShardLayout, kernel: KernelName = "auto") -> Lamb:
     """A bound optimizer over the shared tensors; its steps are too small to change anything."""
     optimizer = Lamb([dict(group) for group in tensors.groups], lr=1e-12, kernel=kernel)
     optimizer.bind(layout)
@@ -240,7 +244,8 @@ def _naive(tensors: _Tensors) -> Lamb:
         for name, flat, group in zip(names, flats, tensors.groups, strict=True)
     ]
     shards = tuple(
-        Shard(flat, (Fragment(number, 0, 0, flat.numel()),)) for number, flat in enumerate(flats)
+        FlatShard(flat, (Fragment(number, 0, 0, flat.numel()),))
+        for number, flat in enumerate(flats)
     )
     optimizer = Lamb(groups, lr=1e-12)
     optimizer.bind(ShardLayout(names, tuple(flat.shape for flat in flats), shards, None))
@@ -278,15 +283,19 @@ def _add_adam(
 
 
 def _add_compiled(tensors: _Tensors, ways: dict[str, Callable[[], None]]) -> None:
-    compiled = torch.compile(plain.advance_and_direct)
+    compiled = torch.compile(LambRule.advance)
 
-    class CompiledKernel(plain.PlainKernel):
+    class CompiledKernel(PlainKernel):
         """The plain kernel with its element-wise part compiled."""
 
-        advance_and_direct = staticmethod(compiled)
+        def advance(
+            self, rule: Rule, flat: FlatTensors, gradient: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
+            assert isinstance(rule, LambRule)
+            return compiled(rule, flat.weight, gradient, flat.exp_avg, flat.exp_avg_sq)
 
     optimizer = _lamb(tensors, tensors.shards.layout, kernel="plain")
-    optimizer.use_kernel(CompiledKernel(), "bench")
+    optimizer.use_kernel(CompiledKernel(), tensors.flats[0].device, torch.float32)
     ways[COMPILED] = optimizer.step
 
 

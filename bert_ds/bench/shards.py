@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bert_ds.optim.layout import Shard, ShardLayout, fragments_within
+from bert_ds.optim.layout import FlatShard, ShardLayout, fragments_within
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FlatShards:
                 part.copy_(fragment.of(shard.tensor.detach()))
 
     @property
-    def _shards(self) -> tuple[Shard, ...]:
+    def _shards(self) -> tuple[FlatShard, ...]:
         return self.layout.shards
 
 
@@ -71,7 +71,7 @@ def flat_shards(
             flat = torch.nn.Parameter(torch.zeros(length, device=device))
             flat.grad = torch.zeros(length, device=device)
             fragments = fragments_within(spans, rank * length, (rank + 1) * length)
-            shards.append(Shard(flat, fragments))
+            shards.append(FlatShard(flat, fragments))
             flats.append(flat)
         by_group.append(tuple(flats))
     layout = ShardLayout(tuple(names), tuple(shapes), tuple(shards), None)

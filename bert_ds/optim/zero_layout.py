@@ -26,8 +26,8 @@ from torch import nn
 
 from bert_ds.errors import ConfigError, TrainingError
 from bert_ds.optim.layout import (
+    FlatShard,
     Fragment,
-    Shard,
     ShardLayout,
     all_reduce_sum,
     fragments_within,
@@ -120,7 +120,7 @@ def _with_empty_parameters(layout: ShardLayout, model: nn.Module, kind: str) -> 
 def _read_stage_1_2(zero: Any, names: dict[int, str]) -> ShardLayout:
     found_names: list[str] = []
     shapes: list[torch.Size] = []
-    shards: list[Shard] = []
+    shards: list[FlatShard] = []
     group = zero.real_dp_process_group[0]
     for index, parameters in enumerate(zero.bit16_groups):
         if zero.real_dp_process_group[index] is not group:
@@ -143,14 +143,14 @@ def _read_stage_1_2(zero: Any, names: dict[int, str]) -> ShardLayout:
             whole = by_number[fragment.parameter].data.reshape(-1)
             model_values = whole.narrow(0, fragment.parameter_start, fragment.numel)
             _check_values(found_names[fragment.parameter], fragment.of(shard), model_values)
-        shards.append(Shard(shard, fragments))
+        shards.append(FlatShard(shard, fragments))
     return ShardLayout(tuple(found_names), tuple(shapes), tuple(shards), group)
 
 
 def _read_stage_3(zero: Any, names: dict[int, str]) -> ShardLayout:
     found_names: list[str] = []
     shapes: list[torch.Size] = []
-    shards: list[Shard] = []
+    shards: list[FlatShard] = []
     group = None
     for index, parameters in enumerate(zero.fp16_groups):
         flat = zero.fp32_partitioned_groups_flat[index]
@@ -168,7 +168,7 @@ def _read_stage_3(zero: Any, names: dict[int, str]) -> ShardLayout:
             found_names.append(names[id(parameter)])
             shapes.append(parameter.ds_shape)
             start += length
-        shards.append(Shard(flat, tuple(fragments)))
+        shards.append(FlatShard(flat, tuple(fragments)))
     return ShardLayout(tuple(found_names), tuple(shapes), tuple(shards), group)
 
 
