@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 
 class _Unavailable(Exception):
-    """A kernel cannot be used here; the message says why, in a few words."""
+    """A kernel cannot be used here; the message has the reason, in a few words."""
 
 
 def choose_kernel(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import io
 import math
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from bert_ds.errors import ConfigError
-from bert_ds.optim import Lamb
+from bert_ds.optim import Lamb, lamb
 
 BETA1, BETA2 = 0.9, 0.999
 
@@ -146,6 +147,11 @@ def test_two_updates_worked_out_with_all_digits() -> None:
     assert named["dense.weight"].tolist() == pytest.approx(WORKED_WEIGHT, rel=1e-14)
     assert named["dense.bias"].tolist() == pytest.approx(WORKED_BIAS, rel=1e-14)
     assert optimizer.last_trust_ratios()["dense.weight"] == pytest.approx(WORKED_RATIO, rel=1e-14)
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    failed, attempted = doctest.testmod(lamb)
+    assert (failed, attempted > 4) == (0, True)
 
 
 def test_options_differ_from_each_other() -> None:
