@@ -24,7 +24,7 @@ from bert_ds.config.recipe import PhaseConfig
 from bert_ds.distributed.world import World
 from bert_ds.errors import ConfigError, DivergedError
 from bert_ds.model import BertForPreTraining, PretrainingOutput
-from bert_ds.optim.lamb import Lamb, LastNorms
+from bert_ds.optim.optimizer import LastNorms, RuleOptimizer
 from bert_ds.optim.overflow import OverflowWatch
 from bert_ds.optim.zero_layout import read_layout
 
@@ -41,7 +41,7 @@ class TrainEngine:
     def __init__(
         self,
         model: BertForPreTraining,
-        optimizer: Lamb,
+        optimizer: RuleOptimizer,
         deepspeed_config: dict[str, Any],
         world: World,
         max_skipped_in_a_row: int = 40,
@@ -141,7 +141,7 @@ class TrainEngine:
 
     def grad_norm(self) -> torch.Tensor | None:
         """Global gradient norm of the last update before clipping; scalar on the device."""
-        if self.optimizer.layout is None:
+        if not self.optimizer.layout.is_sharded:
             return self.optimizer.last_grad_norm()
         norm = self._engine.get_global_grad_norm()
         if norm is None:
@@ -156,7 +156,7 @@ class TrainEngine:
     def weights(self) -> dict[str, torch.Tensor]:
         """Float32 weights by parameter name; under ZeRO all ranks call it, rank 0 gets them."""
         layout = self.optimizer.layout
-        if layout is None:
+        if not layout.is_sharded:
             return dict(self.model.named_parameters())
         return layout.gather({id(shard.tensor): shard.tensor.detach() for shard in layout.shards})
 
@@ -166,7 +166,7 @@ class TrainEngine:
         The engine made them from the model's weights, which under fp16 and bf16 are rounded.
         """
         layout = self.optimizer.layout
-        if layout is not None:
+        if layout.is_sharded:
             layout.scatter(weights, {id(s.tensor): s.tensor.detach() for s in layout.shards})
 
     def scaler_state(self) -> dict[str, float]:

@@ -25,7 +25,8 @@ from bert_ds.distributed.communicator import init_process_group, shutdown
 from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
 from bert_ds.model import BertForPreTraining
-from bert_ds.optim.state import MOMENTS, load_optimizer_tensors
+from bert_ds.optim.rule import MOMENTS
+from bert_ds.optim.state import load_optimizer_tensors
 from bert_ds.train import setup
 
 T = TypeVar("T")

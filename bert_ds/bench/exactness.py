@@ -1,9 +1,9 @@
 """`bert-ds bench exactness`: what one trust ratio a shard does to a model, on real text.
 
-One process trains the same model several times side by side on the same rows: by per-tensor LAMB,
-and for each number of ranks by LAMB over ZeRO's flat shards, with exact ratios and with the one
-ratio a shard that a stock LAMB takes. The shards are cut as ZeRO 1 and 2 cut them; no engine is
-needed to see what the arithmetic does.
+One process trains the same model several times, in turn update by update, on the same rows: by
+per-tensor LAMB, and for each number of ranks by LAMB over ZeRO's flat shards, with exact ratios and
+with the one ratio a shard that a stock LAMB takes. The shards are cut as ZeRO 1 and 2 cut them; no
+engine is needed to see what the arithmetic does.
 """
 
 from __future__ import annotations
@@ -20,34 +20,30 @@ from bert_ds.bench.shards import FlatShards, flat_shards
 from bert_ds.config.recipe import RunConfig
 from bert_ds.data.stream import TrainStream
 from bert_ds.model import BertForPreTraining
-from bert_ds.optim import LambConfig, build_lamb, learning_rate_at, param_groups
+from bert_ds.optim import Lamb, LambConfig, learning_rate_at, param_groups
 from bert_ds.seeding import seed_dropout
 from bert_ds.train import setup
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One way of training.
-
-    Attributes:
-        ranks: ranks whose shards it works on, 0 for whole tensors.
-        is_exact: whether ratios are those of whole parameters.
-        losses: nats, after each update's forward pass.
-        errors: after each update, distance from the per-tensor weights over their way from the
-            start.
-        ratios: trust ratio of each decayed parameter in the last update; with one ratio a shard
-            the mean over the parameter's elements.
-    """
+    """One way of training."""
 
     ranks: int
+    """Ranks whose shards it works on, 0 for whole tensors."""
     is_exact: bool
+    """Whether ratios are those of whole parameters."""
     losses: tuple[float, ...]
+    """Nats, of each update's forward pass."""
     errors: tuple[float, ...]
+    """Distance from the per-tensor weights after each update, over their way from the start."""
     ratios: dict[str, float]
+    """Trust ratio of each decayed parameter in the last update; with one ratio a shard the mean
+    over the parameter's elements."""
 
     @property
     def label(self) -> str:
-        """For tables and plots."""
+        """The name in tables and plots."""
         if not self.ranks:
             return "per tensor"
         kind = "exact" if self.is_exact else "one ratio a shard"
@@ -56,19 +52,22 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class ExactnessBench:
-    """All trajectories of one model, the per-tensor one first."""
+    """All trajectories of one model."""
 
     recipe: str
+    """Name of the recipe."""
     num_updates: int
+    """Updates of each trajectory."""
     trajectories: tuple[Trajectory, ...]
+    """The per-tensor one first."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as JSON takes them."""
         return asdict(self)
 
 
 class _Runner:
-    """One trajectory as it goes."""
+    """One trajectory under way."""
 
     def __init__(self, config: RunConfig, lamb: LambConfig, ranks: int, is_exact: bool) -> None:
         self.ranks, self.is_exact = ranks, is_exact
@@ -83,23 +82,23 @@ class _Runner:
         self._clip = phase.deepspeed.gradient_clipping
         self._shards: FlatShards | None = None
         if not ranks:
-            self.optimizer = build_lamb(groups, lamb)
+            self.optimizer = Lamb(groups, **lamb.arguments)
             return
         self._shards = flat_shards(groups, ranks, torch.device("cpu"))
         self._shards.copy_from(self._wholes, to_gradients=False)
         if is_exact:
-            self.optimizer = build_lamb(groups, lamb)
+            self.optimizer = Lamb(groups, **lamb.arguments)
             self.optimizer.bind(self._shards.layout)
         else:
             stock = [{"params": [], "weight_decay": group["weight_decay"]} for group in groups]
             for group, flats in zip(stock, self._shards.by_group, strict=True):
                 group["params"] = list(flats)
-            self.optimizer = build_lamb(stock, lamb)
+            self.optimizer = Lamb(stock, **lamb.arguments)
         for group, flats in zip(self.optimizer.param_groups, self._shards.by_group, strict=True):
             group["params"] = list(flats)
 
     def update(self, forward: Callable[[BertForPreTraining], torch.Tensor], lr: float) -> None:
-        """One update on the rows that `forward` takes the loss of."""
+        """Take one update on the rows that `forward` computes the loss of."""
         self.model.zero_grad()
         loss = forward(self.model)
         torch.autograd.backward(loss)
@@ -117,11 +116,11 @@ class _Runner:
             self._shards.copy_to(self._wholes)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Weights by name, without key biases: rounding alone moves those."""
+        """Return weights by name, without key biases: rounding alone moves those."""
         return {n: p.detach() for n, p in self._wholes.items() if not n.endswith("key.bias")}
 
     def ratios(self) -> dict[str, float]:
-        """As `Trajectory.ratios`."""
+        """Return what `Trajectory.ratios` holds."""
         last = self.optimizer.last_trust_ratios()
         if self._shards is None or self.is_exact:
             return {name: ratio for name, ratio in last.items() if name in self.is_decayed}
@@ -141,16 +140,16 @@ class _Runner:
 def bench_exactness(
     config: RunConfig, data: Path, ranks: Sequence[int], num_updates: int
 ) -> ExactnessBench:
-    """Train all trajectories side by side.
+    """Train all trajectories, update by update.
 
     Args:
-        config: its first phase is trained, with its schedule stretched over `num_updates`.
-        data: folder with the datasets.
-        ranks: numbers of ranks to cut shards for.
-        num_updates: updates of each trajectory.
+        config: Its first phase is trained, with its schedule stretched over `num_updates`.
+        data: Folder with the datasets.
+        ranks: Numbers of ranks to cut shards for.
+        num_updates: Updates of each trajectory.
 
     Raises:
-        DataError: the dataset is missing or does not fit.
+        DataError: The dataset is missing or does not fit.
     """
     phase = config.phases[0]
     opened = setup.open_phase_data(config, data, [phase])[0]
@@ -188,7 +187,7 @@ def bench_exactness(
 
 
 def as_text(bench: ExactnessBench) -> str:
-    """A table for people."""
+    """Return a table for people."""
     reference = bench.trajectories[0]
     lines = [
         f"{bench.recipe}, {bench.num_updates} updates; error: distance from the per-tensor weights "

@@ -24,12 +24,16 @@ import torch
 
 from bert_ds.bench.shards import FlatShards, flat_shards
 from bert_ds.config.model import ModelConfig
+from bert_ds.config.optimizer import KernelName
 from bert_ds.engine import import_deepspeed
 from bert_ds.metrics.norms import norm_columns
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
-from bert_ds.optim.kernels import plain
-from bert_ds.optim.layout import Fragment, Shard, ShardLayout
+from bert_ds.optim.kernels.base import FlatTensors
+from bert_ds.optim.kernels.plain import PlainKernel
+from bert_ds.optim.lamb_rule import LambRule
+from bert_ds.optim.layout import FlatShard, Fragment, ShardLayout
+from bert_ds.optim.rule import Rule
 
 BYTES_PER_ELEMENT = 28
 ADAM = "DeepSpeedCPUAdam"
@@ -47,62 +51,61 @@ _BUILD_FAILURES = (RuntimeError, OSError, ImportError, subprocess.SubprocessErro
 
 @dataclass(frozen=True)
 class Measurement:
-    """One way's times.
-
-    Attributes:
-        name: of the way.
-        median_s: seconds of a step.
-        ratio: median over the rounds of its time by Adam's in the same round, None without Adam.
-        gb_per_s: 28 bytes an element by the median time, 10^9 bytes a second.
-        note: what was used, or why there is no figure.
-    """
+    """One way's times."""
 
     name: str
+    """Name of the way."""
     median_s: float | None
+    """Seconds of a step, None where it is not available."""
     ratio: float | None
+    """Median over the rounds of its time by Adam's in the same round, None without Adam."""
     gb_per_s: float | None
+    """28 bytes an element by the median time, 10^9 bytes a second."""
     note: str
+    """What was used, or why there is no figure."""
 
 
 @dataclass(frozen=True)
 class OptimizerBench:
-    """All measurements and where they were taken.
-
-    Attributes:
-        num_elements, num_tensors: of the model.
-        device, num_threads: where.
-        memory_gb_per_s: bytes read and written by scaling a tensor in place, 10^9 a second.
-        measurements: one a way.
-        exact_over_naive: median over the rounds of the exact step's time by the naive one's.
-    """
+    """All measurements and where they were taken."""
 
     num_elements: int
+    """Elements of the model."""
     num_tensors: int
+    """Parameters of the model."""
     device: str
+    """Kind and name of the device."""
     num_threads: int
+    """Threads of torch on the host."""
     memory_gb_per_s: float
+    """Bytes read and written by scaling a tensor in place, 10^9 a second."""
     measurements: tuple[Measurement, ...]
+    """One a way."""
     exact_over_naive: float
+    """Median over the rounds of the exact step's time by the naive one's."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the fields as JSON takes them."""
         return asdict(self)
 
 
 @dataclass
 class _Tensors:
-    """The tensors that all ways share: flat shards of one rank, their gradients and moments."""
+    """The tensors that all ways share."""
 
     shards: FlatShards
+    """Flat shards of one rank, with gradients."""
     moments: dict[int, dict[str, torch.Tensor]]
+    """Their moments by name, by `id(shard)`."""
     groups: list[dict[str, Any]]
+    """Parameter groups of the model, whose tensors have no values."""
 
     @property
     def flats(self) -> list[torch.nn.Parameter]:
         return [flat for flats in self.shards.by_group for flat in flats]
 
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:
-        """Optimizer state over the shared moments."""
+        """Return an optimizer's state over the shared moments."""
         return {flat: {"step": 1, **self.moments[id(flat)]} for flat in self.flats}
 
 
@@ -112,9 +115,9 @@ def bench_optimizer(
     """Time every way `repeats` times on tensors of the model's shapes.
 
     Args:
-        model_config: gives the shapes; no weights of the model are made.
-        repeats: rounds that count, after one that does not.
-        device: where the tensors lie.
+        model_config: Gives the shapes; no weights of the model are made.
+        repeats: Rounds that count, after one that does not.
+        device: Where the tensors lie.
     """
     tensors = _make_tensors(model_config, device)
     ways: dict[str, Callable[[], None]] = {}
@@ -182,7 +185,7 @@ def _result(
 
 
 def as_text(bench: OptimizerBench) -> str:
-    """A table for people."""
+    """Return a table for people."""
     lines = [
         f"{bench.num_elements:,} elements in {bench.num_tensors} tensors, {bench.device}, "
         f"{bench.num_threads} threads, memory {bench.memory_gb_per_s:.0f} GB/s read and written",
@@ -221,8 +224,8 @@ def _make_tensors(model_config: ModelConfig, device: torch.device) -> _Tensors:
     return _Tensors(shards, moments, groups)
 
 
-def _lamb(tensors: _Tensors, layout: ShardLayout, kernel: str = "auto") -> Lamb:
-    """A bound optimizer over the shared tensors; its steps are too small to change anything."""
+def _lamb(tensors: _Tensors, layout: ShardLayout, kernel: KernelName = "auto") -> Lamb:
+    """Make a bound optimizer over the shared tensors; its steps are too small to change them."""
     optimizer = Lamb([dict(group) for group in tensors.groups], lr=1e-12, kernel=kernel)
     optimizer.bind(layout)
     for group, flats in zip(optimizer.param_groups, tensors.shards.by_group, strict=True):
@@ -232,7 +235,7 @@ def _lamb(tensors: _Tensors, layout: ShardLayout, kernel: str = "auto") -> Lamb:
 
 
 def _naive(tensors: _Tensors) -> Lamb:
-    """The same kernel on flat tensors that are taken for parameters."""
+    """Make one with the same kernel on flat tensors that are taken for parameters."""
     flats = tensors.flats
     names = tuple(f"shard {number}" for number in range(len(flats)))
     groups = [
@@ -240,7 +243,8 @@ def _naive(tensors: _Tensors) -> Lamb:
         for name, flat, group in zip(names, flats, tensors.groups, strict=True)
     ]
     shards = tuple(
-        Shard(flat, (Fragment(number, 0, 0, flat.numel()),)) for number, flat in enumerate(flats)
+        FlatShard(flat, (Fragment(number, 0, 0, flat.numel()),))
+        for number, flat in enumerate(flats)
     )
     optimizer = Lamb(groups, lr=1e-12)
     optimizer.bind(ShardLayout(names, tuple(flat.shape for flat in flats), shards, None))
@@ -249,7 +253,7 @@ def _naive(tensors: _Tensors) -> Lamb:
 
 
 def _as_if_split(layout: ShardLayout) -> ShardLayout:
-    """The same shards of parameters that are one element longer, held by somebody else."""
+    """Return the same shards as of parameters whose last element another rank holds."""
     shapes = tuple(torch.Size([shape.numel() + 1]) for shape in layout.shapes)
     return ShardLayout(layout.names, shapes, layout.shards, layout.group)
 
@@ -278,20 +282,24 @@ def _add_adam(
 
 
 def _add_compiled(tensors: _Tensors, ways: dict[str, Callable[[], None]]) -> None:
-    compiled = torch.compile(plain.advance_and_direct)
+    compiled = torch.compile(LambRule.advance)
 
-    class CompiledKernel(plain.PlainKernel):
+    class CompiledKernel(PlainKernel):
         """The plain kernel with its element-wise part compiled."""
 
-        advance_and_direct = staticmethod(compiled)
+        def advance(
+            self, rule: Rule, flat: FlatTensors, gradient: torch.Tensor
+        ) -> tuple[torch.Tensor, ...]:
+            assert isinstance(rule, LambRule)
+            return compiled(rule, flat.weight, gradient, flat.exp_avg, flat.exp_avg_sq)
 
     optimizer = _lamb(tensors, tensors.shards.layout, kernel="plain")
-    optimizer.use_kernel(CompiledKernel(), "bench")
+    optimizer.use_kernel(CompiledKernel(), tensors.flats[0].device, torch.float32)
     ways[COMPILED] = optimizer.step
 
 
 def _report_of(optimizer: Lamb) -> Callable[[], None]:
-    """What an update costs the log where it is read every ten updates."""
+    """Return what the log does with the ratios of ten updates."""
 
     def report() -> None:
         norms = [optimizer.last_norms() for _ in range(UPDATES_A_REPORT)]

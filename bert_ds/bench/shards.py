@@ -9,26 +9,23 @@ from typing import Any
 
 import torch
 
-from bert_ds.optim.layout import Shard, ShardLayout, fragments_within
+from bert_ds.optim.layout import FlatShard, ShardLayout, fragments_within
 
 
 @dataclass(frozen=True)
 class FlatShards:
-    """All parameters as ZeRO 1 and 2 lay them out: a group end to end, cut into equal parts.
-
-    Attributes:
-        layout: of all ranks' shards; this process holds every element.
-        by_group: the shards of each parameter group, in the groups' order.
-    """
+    """All parameters as ZeRO 1 and 2 lay them out: a group end to end, cut into equal parts."""
 
     layout: ShardLayout
+    """Of all ranks' shards; this process holds every element."""
     by_group: tuple[tuple[torch.nn.Parameter, ...], ...]
+    """The shards of each parameter group, in the groups' order."""
 
     @torch.no_grad()
     def copy_from(self, wholes: Mapping[str, torch.Tensor], *, to_gradients: bool) -> None:
         """Fill the shards, or their gradients, from whole tensors by name."""
         flats = {}
-        for shard in self._shards:
+        for shard in self.layout.shards:
             flat = shard.tensor.grad if to_gradients else shard.tensor
             assert flat is not None
             flats[id(shard.tensor)] = flat.detach()
@@ -36,26 +33,22 @@ class FlatShards:
 
     def copy_to(self, wholes: Mapping[str, torch.Tensor]) -> None:
         """Fill whole tensors by name from the shards."""
-        for shard in self._shards:
+        for shard in self.layout.shards:
             for fragment in shard.fragments:
                 whole = wholes[self.layout.names[fragment.parameter]].detach().view(-1)
                 part = whole.narrow(0, fragment.parameter_start, fragment.numel)
                 part.copy_(fragment.of(shard.tensor.detach()))
 
-    @property
-    def _shards(self) -> tuple[Shard, ...]:
-        return self.layout.shards
-
 
 def flat_shards(
     groups: Sequence[Mapping[str, Any]], num_ranks: int, device: torch.device
 ) -> FlatShards:
-    """Shards with weights and gradients of zero, for `num_ranks` ranks.
+    """Make shards with weights and gradients of zero, for `num_ranks` ranks.
 
     Args:
-        groups: as `param_groups` makes them; only names and shapes are read.
-        num_ranks: parts that each group is cut into.
-        device: where to put them.
+        groups: As `param_groups` makes them; only names and shapes are read.
+        num_ranks: Parts that each group is cut into.
+        device: Where to put them.
     """
     names = [name for group in groups for name in group["names"]]
     shapes = [parameter.shape for group in groups for parameter in group["params"]]
@@ -71,7 +64,7 @@ def flat_shards(
             flat = torch.nn.Parameter(torch.zeros(length, device=device))
             flat.grad = torch.zeros(length, device=device)
             fragments = fragments_within(spans, rank * length, (rank + 1) * length)
-            shards.append(Shard(flat, fragments))
+            shards.append(FlatShard(flat, fragments))
             flats.append(flat)
         by_group.append(tuple(flats))
     layout = ShardLayout(tuple(names), tuple(shapes), tuple(shards), None)

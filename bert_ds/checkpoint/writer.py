@@ -24,7 +24,7 @@ def tensors_of(engine: TrainEngine) -> tuple[dict[str, torch.Tensor], dict[str, 
     All ranks call it together; the first gets them, the others get what they hold.
     """
     weights, moments = engine.weights(), optimizer_tensors(engine.optimizer)
-    if engine.optimizer.layout is not None:  # put together for this
+    if engine.optimizer.layout.is_sharded:  # put together for this
         return weights, moments
     copied = (
         {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

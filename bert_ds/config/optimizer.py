@@ -1,20 +1,24 @@
 """The `optimizer` section of a DeepSpeed JSON, checked.
 
-DeepSpeed's own keys and spelling, so that one file says it all. LAMB is apex's unless `variant`
-says `deepspeed` (see `bert_ds.optim.lamb` for how they differ), and so are the defaults of what a
-file leaves out.
+DeepSpeed's own keys and spelling, so that one file holds all settings. LAMB is apex's unless
+`variant` is `deepspeed` (`bert_ds.optim.lamb_rule` has the differences), and so are the defaults of
+what a file leaves out. The names and ranges of settings have their one home here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from math import inf
+from typing import Any, Literal, TypeAlias, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
 from bert_ds.config.base import FrozenConfig
 from bert_ds.config.messages import describe_validation_error, nearest_known
 from bert_ds.errors import ConfigError
+
+LambVariant: TypeAlias = Literal["apex", "deepspeed"]
+KernelName: TypeAlias = Literal["auto", "plain", "cpu", "triton", "apex"]
 
 LAMB_TYPES = ("Lamb", "FusedLamb")
 SECTION_KEYS = ("type", "params")
@@ -28,15 +32,15 @@ class LambConfig(FrozenConfig):
 
     lr: float = Field(gt=0.0, allow_inf_nan=False)
     """Peak learning rate."""
-    variant: Literal["apex", "deepspeed"] = "apex"
+    variant: LambVariant = "apex"
     """Whose LAMB: apex's, or that of DeepSpeed's FusedLamb, with its defaults."""
-    kernel: Literal["auto", "plain", "cpu", "triton", "apex"] = "auto"
+    kernel: KernelName = "auto"
     """What computes a step; auto takes the fastest that works where the weights lie."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Decay rates of the first and second moment, each in [0, 1)."""
-    eps: float = Field(default=1e-6, ge=0.0, allow_inf_nan=False)
+    eps: float = 1e-6
     """Added to the denominator. 1e-8 by default for the variant deepspeed."""
-    weight_decay: float = Field(default=0.01, ge=0.0, allow_inf_nan=False)
+    weight_decay: float = 0.01
     """Decay of all but biases and LayerNorm weights. 0 by default for the variant deepspeed."""
     bias_correction: bool = True
     """Whether the moments are corrected for their start from zero."""
@@ -58,17 +62,18 @@ class LambConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _values_fit_each_other(self) -> LambConfig:
-        if not all(0.0 <= beta < 1.0 for beta in self.betas):
-            raise ValueError(f"betas ({list(self.betas)}) must both be at least 0 and below 1")
-        lowest, highest = self.trust_ratio_bounds or (0.0, float("inf"))
+        lowest, highest = self.trust_ratio_bounds or (0.0, inf)
         if lowest > highest:
             raise ValueError(f"min_coeff ({lowest}) must not exceed max_coeff ({highest})")
-        if self.variant == "deepspeed" and (self.use_nvlamb or not self.grad_averaging):
-            raise ValueError(
-                "the variant deepspeed has neither use_nvlamb (every parameter has a trust ratio) "
-                "nor grad_averaging: false; leave them out, or take the variant apex"
-            )
+        if fault := lamb_fault(self.arguments):
+            raise ValueError(fault)
         return self
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The settings as keyword arguments of `bert_ds.optim.Lamb`."""
+        named = self.model_dump(exclude={"max_coeff", "min_coeff"})
+        return {**named, "trust_ratio_bounds": self.trust_ratio_bounds}
 
     @property
     def trust_ratio_bounds(self) -> tuple[float, float] | None:
@@ -77,8 +82,49 @@ class LambConfig(FrozenConfig):
             return None
         return (
             0.0 if self.min_coeff is None else self.min_coeff,
-            float("inf") if self.max_coeff is None else self.max_coeff,
+            inf if self.max_coeff is None else self.max_coeff,
         )
+
+
+def lamb_fault(settings: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with LAMB's settings, or None.
+
+    Args:
+        settings: By name of the arguments of `bert_ds.optim.Lamb`.
+    """
+    betas, bounds = settings["betas"], settings["trust_ratio_bounds"]
+    lowest, highest = bounds or (0.0, inf)
+    are_in_range = len(betas) == 2 and all(0.0 <= beta < 1.0 for beta in betas)
+    rules = (
+        [
+            (name, 0.0 <= settings[name] < inf, "finite and at least 0")
+            for name in ("lr", "eps", "weight_decay")
+        ]
+        + [
+            ("betas", are_in_range, "two, each at least 0 and below 1"),
+            ("trust_ratio_bounds", 0.0 <= lowest <= highest > 0.0, "0 <= lowest <= highest > 0"),
+            (
+                "max_grad_norm",
+                0.0 <= settings.get("max_grad_norm", 0.0) < inf,
+                "0 (off) or positive",
+            ),
+        ]
+        + [
+            (name, settings[name] in get_args(known), f"one of {', '.join(get_args(known))}")
+            for name, known in (("variant", LambVariant), ("kernel", KernelName))
+        ]
+    )
+    for name, holds, rule in rules:
+        if not holds:
+            return f"{name} must be {rule}, not {settings[name]!r}"
+    if settings["variant"] == "deepspeed" and (
+        settings["use_nvlamb"] or not settings["grad_averaging"]
+    ):
+        return (
+            "variant deepspeed has neither use_nvlamb (every parameter has a trust ratio) nor "
+            "grad_averaging=False; leave them out, or set variant to apex"
+        )
+    return None
 
 
 def lamb_config(section: Mapping[str, Any]) -> LambConfig:

@@ -174,7 +174,7 @@ def _precisions_of(config: RunConfig | None) -> list[str]:
 
 
 def _lamb(device: str) -> str:
-    choice = choose_kernel("auto", torch.device(device), torch.float32, is_standard_lamb=True)
+    choice = choose_kernel("auto", torch.device(device), torch.float32)
     return f"{choice.kernel.name} ({choice.reason})"
 
 

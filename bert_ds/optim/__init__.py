@@ -1,8 +1,11 @@
-"""LAMB with exact trust ratios, its parameter groups, and the learning-rate schedules."""
+"""LAMB with exact trust ratios, its parameter groups, and the learning-rate schedules.
+
+`rule` says what an optimizer computes, `layout` where its tensors lie, `kernels` how a device
+computes it, `optimizer` brings them together.
+"""
 
 from bert_ds.config.optimizer import LambConfig
 from bert_ds.config.schedule import ScheduleConfig
-from bert_ds.optim.build import build_lamb
 from bert_ds.optim.lamb import Lamb
 from bert_ds.optim.param_groups import param_groups
 from bert_ds.optim.schedule import learning_rate_at
@@ -11,7 +14,6 @@ __all__ = [
     "Lamb",
     "LambConfig",
     "ScheduleConfig",
-    "build_lamb",
     "learning_rate_at",
     "param_groups",
 ]

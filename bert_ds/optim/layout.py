@@ -1,15 +1,17 @@
-"""Where the elements of whole parameters lie in the flat tensors that a sharding engine updates.
+"""Where the elements of parameters lie in the tensors that an optimizer updates.
 
 ZeRO gives an optimizer flat tensors, each a shard of many parameters end to end. A layout says
-which run of which parameter lies where, so that LAMB can add up the norms of whole parameters over
-all ranks, and a checkpoint can be written by parameter. It knows no engine: `zero_layout` reads one
-out of DeepSpeed.
+which run of which parameter lies where, so that sums over whole parameters can be added up over all
+ranks, and a checkpoint can be written by parameter. Without ZeRO every parameter is one fragment,
+in a tensor of its own. A layout knows no engine: `zero_layout` reads one out of DeepSpeed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
@@ -19,61 +21,83 @@ from bert_ds.errors import TrainingError
 
 @dataclass(frozen=True)
 class Fragment:
-    """Consecutive elements of one parameter in one flat tensor of this rank.
-
-    Attributes:
-        parameter: number of the parameter, an index into the layout's `names`.
-        flat_start: first element's place in the flat tensor.
-        parameter_start: first element's place in the flattened parameter.
-        numel: elements.
-    """
+    """Consecutive elements of one parameter in one flat tensor of this rank."""
 
     parameter: int
+    """Number of the parameter, an index into the layout's `names`."""
     flat_start: int
+    """Place of the first element in the flat tensor."""
     parameter_start: int
+    """Place of the first element in the flattened parameter."""
     numel: int
+    """How many elements there are."""
 
     def of(self, flat: torch.Tensor) -> torch.Tensor:
-        """The fragment's elements as a view of a tensor that lies as the flat one does."""
+        """Return the fragment's elements as a view of a tensor that lies as the flat one does."""
         return flat.narrow(0, self.flat_start, self.numel)
 
 
 @dataclass(frozen=True)
-class Shard:
-    """One flat tensor that the optimizer updates on this rank.
-
-    Attributes:
-        tensor: float32 [n], master weights; elements in no fragment are padding and mean nothing.
-        fragments: what lies in it, in order.
-    """
+class FlatShard:
+    """One tensor that the optimizer updates on this rank."""
 
     tensor: torch.Tensor
+    """Float32 [n], master weights; elements in no fragment are padding and mean nothing. In a
+    layout of whole parameters it is a parameter in its own shape."""
     fragments: tuple[Fragment, ...]
+    """What lies in it, in order."""
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """All flat tensors of this rank and the parameters that they are shards of.
-
-    Attributes:
-        names: of all parameters, the same on every rank.
-        shapes: of the whole parameters.
-        shards: this rank's flat tensors.
-        group: the ranks that together hold every element once.
-    """
+    """All tensors of this rank that an optimizer updates, and the parameters that lie in them."""
 
     names: tuple[str, ...]
+    """Names of all parameters, the same on every rank."""
     shapes: tuple[torch.Size, ...]
-    shards: tuple[Shard, ...]
+    """Shapes of the whole parameters."""
+    shards: tuple[FlatShard, ...]
+    """This rank's tensors."""
     group: torch_dist.ProcessGroup | None
-    _by_tensor: dict[int, Shard] = field(init=False, repr=False, default_factory=dict)
+    """The ranks that together hold every element once; None for all ranks."""
+    is_sharded: bool = True
+    """False where every rank holds all parameters whole, and nothing is added up over ranks."""
 
-    def __post_init__(self) -> None:
-        self._by_tensor.update({id(shard.tensor): shard for shard in self.shards})
+    @classmethod
+    def of_whole_parameters(cls, groups: Iterable[Mapping[str, Any]]) -> ShardLayout:
+        """Return the layout of an optimizer's groups, each with `params` and their `names`."""
+        names = tuple(name for group in groups for name in group["names"])
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        shards = tuple(
+            FlatShard(parameter, (Fragment(number, 0, 0, parameter.numel()),))
+            for number, parameter in enumerate(parameters)
+        )
+        shapes = tuple(parameter.shape for parameter in parameters)
+        return cls(names, shapes, shards, None, is_sharded=False)
 
-    def shard_of(self, tensor: torch.Tensor) -> Shard | None:
-        """The shard whose flat tensor this very object is."""
-        return self._by_tensor.get(id(tensor))
+    @functools.cached_property
+    def numels(self) -> tuple[int, ...]:
+        """Elements of each whole parameter."""
+        return tuple(shape.numel() for shape in self.shapes)
+
+    @functools.cached_property
+    def _by_tensor(self) -> dict[int, FlatShard]:
+        return {id(shard.tensor): shard for shard in self.shards}
+
+    def shard_of(self, tensor: torch.Tensor) -> FlatShard | None:
+        """Return the shard whose tensor this very object is, or None.
+
+        A whole parameter that has got another size is not known either.
+        """
+        shard = self._by_tensor.get(id(tensor))
+        if shard is None or self.is_sharded:
+            return shard
+        return shard if tensor.numel() == shard.fragments[0].numel else None
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over the ranks that hold parts, in place; all of them call it together."""
+        if self.is_sharded:
+            all_reduce_sum(tensor, self.group)
 
     def check(self) -> None:
         """Check that the ranks together hold every element of every parameter exactly once.
@@ -81,7 +105,7 @@ class ShardLayout:
         All ranks call it together.
 
         Raises:
-            TrainingError: names a parameter that is held in part or twice.
+            TrainingError: A parameter is held in part or twice.
         """
         held = torch.zeros(2, len(self.names), dtype=torch.int64)  # elements, and overlaps
         for shard in self.shards:
@@ -90,7 +114,7 @@ class ShardLayout:
                 held[1, fragment.parameter] += int(fragment.flat_start < end)
                 end = fragment.flat_start + fragment.numel
                 held[0, fragment.parameter] += fragment.numel
-        all_reduce_sum(held, self.group)  # before any complaint, so that no rank waits for another
+        self.all_reduce_sum(held)  # before any complaint, so that no rank waits for another
         for name, overlaps in zip(self.names, held[1].tolist(), strict=True):
             if overlaps:
                 raise TrainingError(f"the layout of {name} overlaps another parameter's")
@@ -102,14 +126,19 @@ class ShardLayout:
                 )
 
     def gather(self, flats: Mapping[int, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Put whole parameters together on every rank of the group.
+        """Put whole parameters together. All ranks of the group call it together.
 
         Args:
-            flats: for each shard, by `id(shard.tensor)`, a tensor that lies as it does.
+            flats: For each shard, by `id(shard.tensor)`, a tensor that lies as it does. What lies
+                in a shard that is left out is 0.
 
         Returns:
-            float32 by parameter name, on the CPU; empty on all ranks but the group's first.
+            Float32 by parameter name, on the CPU; empty on all ranks but the group's first. Where
+            parameters are whole, the tensors of `flats` themselves, and none for the others.
         """
+        if not self.is_sharded:
+            shards = zip(self.names, self.shards, strict=True)
+            return {n: flats[id(s.tensor)] for n, s in shards if id(s.tensor) in flats}
         first = not torch_dist.is_initialized() or torch_dist.get_rank(self.group) == 0
         found: dict[str, torch.Tensor] = {}
         pieces = self._pieces_by_parameter(flats)
@@ -118,7 +147,7 @@ class ShardLayout:
             for fragment, values in pieces.get(number, ()):
                 whole.narrow(0, fragment.parameter_start, fragment.numel).copy_(values)
             # Every element is non-zero on one rank at most: the sum is exact.
-            all_reduce_sum(whole, self.group)
+            self.all_reduce_sum(whole)
             if first:
                 found[name] = whole.reshape(shape)
         return found
@@ -126,12 +155,16 @@ class ShardLayout:
     def scatter(
         self, wholes: Mapping[str, torch.Tensor], flats: Mapping[int, torch.Tensor]
     ) -> None:
-        """Copy this rank's fragments of whole parameters into flat tensors; needs no other rank.
+        """Copy this rank's fragments of whole parameters into its tensors; needs no other rank.
 
         Args:
-            wholes: by parameter name.
-            flats: for each shard, by `id(shard.tensor)`, the tensor to fill.
+            wholes: Whole parameters by name.
+            flats: For each shard, by `id(shard.tensor)`, the tensor to fill.
         """
+        if not self.is_sharded:
+            for name, shard in zip(self.names, self.shards, strict=True):
+                flats[id(shard.tensor)].copy_(wholes[name])
+            return
         for number, pieces in self._pieces_by_parameter(flats).items():
             whole = wholes[self.names[number]].reshape(-1)
             for fragment, values in pieces:
@@ -168,12 +201,12 @@ def all_reduce_sum(tensor: torch.Tensor, group: torch_dist.ProcessGroup | None) 
 def fragments_within(
     spans: Sequence[tuple[int, int, int]], begin: int, end: int
 ) -> tuple[Fragment, ...]:
-    """The parts of parameters that lie in one rank's range of a flat buffer.
+    """Return the parts of parameters that lie in one rank's range of a flat buffer.
 
     Args:
-        spans: (parameter number, first element in the buffer, elements) of each parameter.
-        begin: first element of the range.
-        end: one past its last element.
+        spans: (Parameter number, first element in the buffer, elements) of each parameter.
+        begin: First element of the range.
+        end: One past its last element.
     """
     found = []
     for parameter, start, numel in spans:

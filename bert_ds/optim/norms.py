@@ -9,7 +9,7 @@ ROW = 1024
 
 
 def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum of the squares of all elements, without a host sync.
+    """Sum the squares of all elements, without a host sync.
 
     `torch.linalg.vector_norm` of a float32 tensor accumulates in float32 on the CPU and is 2e-3
     off at 31 million elements, the size of BERT-large's word embeddings. Here rows of 1,024
@@ -17,10 +17,10 @@ def sum_of_squares(tensor: torch.Tensor) -> torch.Tensor:
     a float64 copy of the tensor, twice its memory, is not needed.
 
     Args:
-        tensor: float32 or float64, any shape, may be empty.
+        tensor: Float32 or float64, any shape, may be empty.
 
     Returns:
-        float64 scalar on the same device.
+        Float64 scalar on the same device.
     """
     flat = tensor.detach().reshape(-1)
     num_in_rows = flat.numel() - flat.numel() % ROW

@@ -11,7 +11,10 @@ buffer, in float32, is `single_partition_of_fp32_groups[i]`.
 
 ZeRO 3: `fp16_groups[i]` are the parameters of a sub-group, whose shards of `partition_numel()`
 elements lie end to end in `fp32_partitioned_groups_flat[i]`. Rank r's shard of a parameter is
-elements [r n, (r + 1) n) of it, cut at `ds_numel`; what lies behind is uninitialised memory.
+elements [r n, (r + 1) n) of it, cut at `ds_numel`. What lies behind that in the flat tensor is
+padding, and uninitialised memory: values of 1e31 were seen there. One of them in a norm would make
+a trust ratio infinite or 0, without an error. So padding belongs to no fragment, and everything
+that sums goes over fragments.
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from torch import nn
 
 from bert_ds.errors import ConfigError, TrainingError
 from bert_ds.optim.layout import (
+    FlatShard,
     Fragment,
-    Shard,
     ShardLayout,
     all_reduce_sum,
     fragments_within,
 )
 
 TESTED_VERSIONS = ("0.19.0", "0.19.8")
-"""Oldest and newest DeepSpeed that this module is known to read rightly; pyproject.toml's range."""
+"""Oldest and newest DeepSpeed that this module is tested with, as in pyproject.toml."""
 
 _STAGE_1_2 = "DeepSpeedZeroOptimizer"
 _STAGE_3 = "DeepSpeedZeroOptimizer_Stage3"
@@ -44,13 +47,13 @@ def read_layout(zero_optimizer: Any, model: nn.Module) -> ShardLayout:
     """Read the layout of an initialised ZeRO optimizer and check it. All ranks call it together.
 
     Args:
-        zero_optimizer: `engine.optimizer` of a DeepSpeed engine, before its first step.
-        model: the model that the engine was given; gives the parameters their names.
+        zero_optimizer: The `engine.optimizer` of a DeepSpeed engine, before its first step.
+        model: The model that the engine was given; it gives the parameters their names.
 
     Raises:
         ConfigError: DeepSpeed's version is not known, or the engine wraps the optimizer in a class
             that is not.
-        TrainingError: the attributes are not there or do not say what they are known to say.
+        TrainingError: The attributes are not there, or do not hold what they are known to hold.
     """
     check_version(metadata.version("deepspeed"))
     kind = type(zero_optimizer).__name__
@@ -78,7 +81,7 @@ def read_layout(zero_optimizer: Any, model: nn.Module) -> ShardLayout:
             "version of that range"
         ) from failure
     if num_failed.item():
-        raise TrainingError("another rank cannot read the layout of its shards, and says why")
+        raise TrainingError("another rank cannot read the layout of its shards; see its log")
     layout = _with_empty_parameters(layout, model, kind)
     layout.check()
     return layout
@@ -88,7 +91,7 @@ def check_version(version: str) -> None:
     """Refuse a DeepSpeed whose layout nobody has compared with what this module reads.
 
     Raises:
-        ConfigError: the version is outside TESTED_VERSIONS.
+        ConfigError: The version is outside TESTED_VERSIONS.
     """
     oldest, newest = TESTED_VERSIONS
     if not Version(oldest) <= Version(Version(version).base_version) <= Version(newest):
@@ -120,7 +123,7 @@ def _with_empty_parameters(layout: ShardLayout, model: nn.Module, kind: str) -> 
 def _read_stage_1_2(zero: Any, names: dict[int, str]) -> ShardLayout:
     found_names: list[str] = []
     shapes: list[torch.Size] = []
-    shards: list[Shard] = []
+    shards: list[FlatShard] = []
     group = zero.real_dp_process_group[0]
     for index, parameters in enumerate(zero.bit16_groups):
         if zero.real_dp_process_group[index] is not group:
@@ -143,14 +146,14 @@ def _read_stage_1_2(zero: Any, names: dict[int, str]) -> ShardLayout:
             whole = by_number[fragment.parameter].data.reshape(-1)
             model_values = whole.narrow(0, fragment.parameter_start, fragment.numel)
             _check_values(found_names[fragment.parameter], fragment.of(shard), model_values)
-        shards.append(Shard(shard, fragments))
+        shards.append(FlatShard(shard, fragments))
     return ShardLayout(tuple(found_names), tuple(shapes), tuple(shards), group)
 
 
 def _read_stage_3(zero: Any, names: dict[int, str]) -> ShardLayout:
     found_names: list[str] = []
     shapes: list[torch.Size] = []
-    shards: list[Shard] = []
+    shards: list[FlatShard] = []
     group = None
     for index, parameters in enumerate(zero.fp16_groups):
         flat = zero.fp32_partitioned_groups_flat[index]
@@ -168,12 +171,12 @@ def _read_stage_3(zero: Any, names: dict[int, str]) -> ShardLayout:
             found_names.append(names[id(parameter)])
             shapes.append(parameter.ds_shape)
             start += length
-        shards.append(Shard(flat, tuple(fragments)))
+        shards.append(FlatShard(flat, tuple(fragments)))
     return ShardLayout(tuple(found_names), tuple(shapes), tuple(shards), group)
 
 
 def _check_values(name: str, master: torch.Tensor, model_values: torch.Tensor) -> None:
-    """The float32 fragment must be the model's own values: else the layout is misread."""
+    """Check that the float32 fragment holds the model's own values: else the layout is misread."""
     if master.dtype != torch.float32:
         raise TrainingError(f"the master weights of {name} are {master.dtype}, not float32")
     seen = model_values.detach().to(device=master.device, dtype=torch.float32)

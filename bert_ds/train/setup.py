@@ -30,7 +30,7 @@ from bert_ds.metrics.gpus import peak_tflop_per_s
 from bert_ds.metrics.speed import Speed
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.model.execution import apply_execution
-from bert_ds.optim import build_lamb, param_groups
+from bert_ds.optim import Lamb, param_groups
 from bert_ds.train.init_from import check_init_from
 from data_prep.contract.manifest import MANIFEST_NAME, VOCABULARY_NAME, Manifest, dataset_folder
 from data_prep.contract.masking import MaskingKind
@@ -179,8 +179,8 @@ def build_engine(
     """
     settings = phase.deepspeed
     groups = param_groups(model, settings.optimizer.weight_decay, unused)
-    optimizer = build_lamb(
-        groups, settings.optimizer, max_grad_norm=settings.optimizer_max_grad_norm
+    optimizer = Lamb(
+        groups, **settings.optimizer.arguments, max_grad_norm=settings.optimizer_max_grad_norm
     )
     return TrainEngine(model, optimizer, settings.for_engine(batch), world, max_skipped_in_a_row)
 

@@ -13,7 +13,7 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.distributed.world import World
 from bert_ds.model import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
-from bert_ds.optim.layout import Shard, ShardLayout, fragments_within
+from bert_ds.optim.layout import FlatShard, ShardLayout, fragments_within
 from tests.support.ranks import run_on_ranks
 
 NUM_STEPS = 3
@@ -54,7 +54,7 @@ def worst_errors(world: World) -> tuple[int, int, float, float]:
         fragments = fragments_within(spans, begin, begin + length)
         flat = torch.nn.Parameter(torch.full((length,), 1e31))
         flat.grad = torch.zeros(length)
-        shards.append(Shard(flat, fragments))
+        shards.append(FlatShard(flat, fragments))
         flats.append(flat)
     optimizer = Lamb(groups, lr=0.01)
     optimizer.bind(

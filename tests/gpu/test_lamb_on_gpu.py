@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bert_ds.config.optimizer import KernelName
 from bert_ds.optim import Lamb
 from bert_ds.optim.kernels import choose_kernel
 from bert_ds.optim.kernels.plain import PlainKernel
@@ -32,10 +33,10 @@ CUDA = torch.device("cuda")
     [("triton", case) for case in CASES]
     + [("apex", case) for case in CASES if case != "uncorrected"],  # apex corrects always
 )
-def test_a_kernel_is_the_plain_one(name: str, case: str, is_split: bool) -> None:
+def test_a_kernel_is_the_plain_one(name: KernelName, case: str, is_split: bool) -> None:
     if name == "apex":
         pytest.importorskip("amp_C")
-    kernel = choose_kernel(name, CUDA, torch.float32, is_standard_lamb=True).kernel
+    kernel = choose_kernel(name, CUDA, torch.float32).kernel
     changes = {**CASES[case], "device": CUDA}
     assert compare(kernel, PlainKernel(), is_split=is_split, **changes) < TOLERANCE
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from bert_ds.optim.kernels.base import Batch, Coefficients, Kernel, Slab
+from bert_ds.optim.kernels.base import FlatTensors, Kernel, StepInputs
+from bert_ds.optim.lamb_rule import LambRule
 from bert_ds.optim.layout import Fragment
 
 NUM_STEPS = 3
@@ -31,8 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def coefficients(step: int, **changes: Any) -> Coefficients:
-    standard = Coefficients(
+def rule_at(step: int, **changes: Any) -> LambRule:
+    standard = LambRule(
         step=step, beta1=0.9, beta2=0.999, beta3=1.0 - 0.9, correction1=1.0 - 0.9**step,
         correction2=1.0 - 0.999**step, eps=1e-6, weight_decay=0.01, step_size=0.02, lowest=0.0,
         highest=math.inf, is_exempt=False,
@@ -47,38 +48,38 @@ def take_steps(kernel: Kernel, *, is_split: bool, **changes: Any) -> dict[str, t
         kernel: computes the steps.
         is_split: parameters lie end to end in one tensor with gaps between them, and the last of
             them is held in part; else each is a tensor of its own.
-        changes: of the coefficients; `divisor` is the clipping's.
+        changes: of the rule's numbers; `divisor` is the clipping's.
     """
     device = changes.pop("device", "cpu")
     divisor = changes.pop("divisor", None)
     generator = torch.Generator().manual_seed(11)
     weights = [torch.randn(size, generator=generator) * 0.1 for size in SIZES]
-    slabs = _split(weights) if is_split else _apart(weights)
-    slabs = [tuple(tensor.to(device) for tensor in tensors) for tensors in slabs]
+    shards = _split(weights) if is_split else _apart(weights)
+    shards = [tuple(tensor.to(device) for tensor in tensors) for tensors in shards]
     fragments = _fragments(is_split)
     numels = (*SIZES[:-1], SIZES[-1] + 1000) if is_split else SIZES
     for step in range(1, NUM_STEPS + 1):
-        c = coefficients(step, **changes)
-        gradients = [torch.randn(len(w), generator=generator).to(device) * 0.01 for w, *_ in slabs]
-        batch = Batch(
+        rule = rule_at(step, **changes)
+        gradients = [torch.randn(len(w), generator=generator).to(device) * 0.01 for w, *_ in shards]
+        inputs = StepInputs(
             tuple(
-                Slab(w, g.clone(), m, v, held, is_gradient_spare=is_split)
-                for (w, m, v), g, held in zip(slabs, gradients, fragments, strict=True)
+                FlatTensors(w, g.clone(), m, v, held, may_overwrite_gradient=is_split)
+                for (w, m, v), g, held in zip(shards, gradients, fragments, strict=True)
             ),
-            c,
+            rule,
             numels,
             None if divisor is None else torch.tensor(divisor, dtype=torch.float64, device=device),
         )
         sums = torch.zeros(4, len(SIZES), dtype=torch.float64, device=device)
-        finish = kernel.begin(batch, sums)
-        finish(c.step_size * c.ratios(sums))
+        apply_update = kernel.begin(inputs, sums)
+        apply_update(rule.step_size * rule.factors(sums))
     found = {"sums": sums}
-    for tensors, held in zip(slabs, fragments, strict=True):
+    for tensors, held in zip(shards, fragments, strict=True):
         for fragment in held:
             for what, flat in zip(("weight", "exp_avg", "exp_avg_sq"), tensors, strict=True):
                 found[f"{what} {fragment.parameter}"] = fragment.of(flat)
     if is_split:
-        found["gaps"] = slabs[0][0][_gaps().to(device)]
+        found["gaps"] = shards[0][0][_gaps().to(device)]
     return {name: tensor.cpu() for name, tensor in found.items()}
 
 

@@ -1,8 +1,9 @@
-"""Kernels that compute a LAMB step, and the choice among them.
+"""Kernels that compute a step, and the choice among them.
 
 `auto` takes the fastest that works where the tensors lie: on GPUs Triton's, else apex's, else the
 plain one; on CPUs the C one where a compiler is found, else the plain one; the plain one anywhere
-else and for any dtype but float32. A kernel asked for by name is used or refused, never replaced.
+else, for any dtype but float32 and for a rule that no other computes. A kernel asked for by name is
+used or refused, never replaced.
 
 The fused ones square elements in float32: a tensor whose elements are all below 1e-19 has norm 0 to
 them, one with elements above 1e19 an infinite one.
@@ -12,66 +13,77 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import Any, Literal, NamedTuple, get_args
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import torch
 
+from bert_ds.config.optimizer import KernelName
 from bert_ds.errors import ConfigError
-from bert_ds.optim.kernels.base import Batch, Coefficients, Kernel, Slab
+from bert_ds.optim.kernels.base import FlatTensors, Kernel, StepInputs
 from bert_ds.optim.kernels.build import BuildError
 from bert_ds.optim.kernels.cpu import CpuKernel
 from bert_ds.optim.kernels.plain import PlainKernel
+from bert_ds.optim.lamb_rule import LambRule
 from bert_ds.optim.layout import Fragment
-
-KernelName = Literal["auto", "plain", "cpu", "triton", "apex"]
-KERNEL_NAMES: tuple[str, ...] = get_args(KernelName)
+from bert_ds.optim.rule import NUM_SUMS
 
 
 class Choice(NamedTuple):
     """A kernel and why it was taken."""
 
     kernel: Kernel
+    """One instance serves one optimizer."""
     reason: str
+    """For the log, in a few words."""
 
 
 class _Unavailable(Exception):
-    """A kernel cannot be used here; the message says why, in a few words."""
+    """A kernel cannot be used here; the message has the reason, in a few words."""
 
 
 def choose_kernel(
-    name: str, device: torch.device, dtype: torch.dtype, *, is_standard_lamb: bool
+    name: KernelName,
+    device: torch.device,
+    dtype: torch.dtype,
+    fused_kernels: Collection[str] = ("triton", "cpu", "apex"),
 ) -> Choice:
-    """The kernel for tensors of a device and dtype; one instance serves one optimizer.
+    """Choose the kernel for tensors of a device and dtype.
 
     Args:
-        name: one of KERNEL_NAMES.
-        device: where the tensors lie.
-        dtype: of the master weights.
-        is_standard_lamb: whether bias correction and gradient averaging are on and the variant is
-            apex's, which is all that apex's kernels can do.
+        name: What the settings ask for.
+        device: Where the tensors lie.
+        dtype: Of the master weights.
+        fused_kernels: The hand-written kernels that compute the rule, `Rule.fused_kernels`.
 
     Raises:
-        ConfigError: a kernel asked for by name does not work here.
+        ConfigError: A kernel asked for by name does not work here.
     """
     tries = {
         "triton": lambda: _triton(device, dtype),
-        "apex": lambda: _apex(device, dtype, is_standard_lamb),
+        "apex": lambda: _apex(device, dtype),
         "cpu": lambda: _cpu(device, dtype),
         "plain": lambda: Choice(PlainKernel(), "works everywhere"),
     }
+
+    def attempt(candidate: str) -> Choice:
+        if candidate not in (*fused_kernels, "plain"):
+            raise _Unavailable("it does not compute this optimizer with these settings")
+        return tries[candidate]()
+
     if name != "auto":
         try:
-            return Choice(tries[name]().kernel, "asked for by name")
+            return Choice(attempt(name).kernel, "asked for by name")
         except _Unavailable as err:
             raise ConfigError(
-                f"LAMB's kernel '{name}' cannot be used here: {err}. Set kernel to auto, or to "
-                "plain, which works everywhere"
+                f"the optimizer's kernel '{name}' cannot be used here: {err}. Set kernel to auto, "
+                "or to plain, which works everywhere"
             ) from err
     fastest = {"cuda": ("triton", "apex"), "cpu": ("cpu",)}.get(device.type, ())
     complaints = []
     for candidate in fastest:
         try:
-            return tries[candidate]()
+            return attempt(candidate)
         except _Unavailable as err:
             complaints.append(f"{candidate}: {err}")
     return Choice(PlainKernel(), "; ".join(complaints) or f"none is faster on {device.type}")
@@ -93,18 +105,16 @@ def _triton(device: torch.device, dtype: torch.dtype) -> Choice:
 
 
 def _try_once(kernel: Kernel, device: torch.device) -> None:
-    """One step on four elements."""
+    """Take one step on four elements."""
     weight, gradient, exp_avg, exp_avg_sq = torch.ones(4, 4, device=device).unbind()
-    c = Coefficients(1, 0.9, 0.999, 0.1, 0.1, 0.001, 1e-6, 0.0, 0.0, 0.0, 1.0, False)
-    slab = Slab(weight, gradient, exp_avg, exp_avg_sq, (Fragment(0, 0, 0, 4),), False)
-    sums = torch.zeros(4, 1, dtype=torch.float64, device=device)
-    kernel.begin(Batch((slab,), c, (4,), None), sums)(sums[0])
+    rule = LambRule(1, 0.9, 0.999, 0.1, 0.1, 0.001, 1e-6, 0.0, 0.0, 0.0, 1.0, False)
+    flat = FlatTensors(weight, gradient, exp_avg, exp_avg_sq, (Fragment(0, 0, 0, 4),), False)
+    sums = torch.zeros(NUM_SUMS, 1, dtype=torch.float64, device=device)
+    kernel.begin(StepInputs((flat,), rule, (4,), None), sums)(sums[0])
 
 
-def _apex(device: torch.device, dtype: torch.dtype, is_standard_lamb: bool) -> Choice:
+def _apex(device: torch.device, dtype: torch.dtype) -> Choice:
     _check_place(device, dtype, ("cuda",))
-    if not is_standard_lamb:
-        raise _Unavailable("it has no variant, and no way without bias correction or averaging")
     amp_c = import_amp_c()
     from bert_ds.optim.kernels.apex import ApexKernel
 
@@ -112,7 +122,7 @@ def _apex(device: torch.device, dtype: torch.dtype, is_standard_lamb: bool) -> C
 
 
 def import_amp_c() -> Any:
-    """NVIDIA apex's extension module.
+    """Import NVIDIA apex's extension module.
 
     The package called apex on PyPI is another project and has none.
     """

@@ -16,49 +16,51 @@ on the host. Stage 2 takes 1 for a ratio where a norm is 0.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from bert_ds.errors import ConfigError
-from bert_ds.optim.kernels.base import ELEMENTS, GRADIENT, UPDATE, WEIGHT, Batch, Finish
+from bert_ds.optim.kernels.base import ApplyUpdate, StepInputs
+from bert_ds.optim.lamb_rule import LambRule
+from bert_ds.optim.rule import ELEMENTS, GRADIENT, UPDATE, WEIGHT
 
 CHUNK = 2048 * 32
 
 
 class ApexKernel:
-    """Float32 on NVIDIA GPUs; holds u of all slabs for the step's length."""
+    """LAMB in float32 on NVIDIA GPUs; holds u of all tensors for the step's length."""
 
     name = "apex"
 
     def __init__(self, amp_c: Any) -> None:
-        """Args: the module `amp_C`."""
+        """Take apex's module `amp_C`."""
         self._amp_c = amp_c
 
-    def begin(self, batch: Batch, sums: torch.Tensor) -> Finish:
+    def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
         """As `Kernel.begin`."""
-        c = batch.coefficients
-        is_corrected = math.isclose(c.correction1, 1.0 - c.beta1**c.step) and math.isclose(
-            c.correction2, 1.0 - c.beta2**c.step
-        )
-        if not is_corrected or c.beta3 != 1.0 - c.beta1:
+        c = inputs.rule
+        assert isinstance(c, LambRule)
+        if self.name not in c.fused_kernels:
             raise ConfigError(
                 "a parameter group has other options than those that LAMB's kernel was chosen by, "
                 "and apex cannot compute them; set kernel to triton or plain"
             )
-        pairs = [(s, fragment) for s in batch.slabs for fragment in s.fragments if fragment.numel]
+        pairs = [
+            (t, fragment) for t in inputs.tensors for fragment in t.fragments if fragment.numel
+        ]
         if not pairs:
             return lambda multipliers: None
-        device = batch.slabs[0].weight.device
-        gradients = [fragment.of(slab.gradient) for slab, fragment in pairs]
-        weights = [fragment.of(slab.weight) for slab, fragment in pairs]
-        exp_avgs = [fragment.of(slab.exp_avg) for slab, fragment in pairs]
-        exp_avg_sqs = [fragment.of(slab.exp_avg_sq) for slab, fragment in pairs]
+        device = inputs.tensors[0].weight.device
+        gradients = [fragment.of(flat.gradient) for flat, fragment in pairs]
+        weights = [fragment.of(flat.weight) for flat, fragment in pairs]
+        exp_avgs = [fragment.of(flat.exp_avg) for flat, fragment in pairs]
+        exp_avg_sqs = [fragment.of(flat.exp_avg_sq) for flat, fragment in pairs]
         updates = [torch.empty_like(weight) for weight in weights]
         parameters = torch.tensor([f.parameter for _, f in pairs], device=device)
         noop = torch.zeros(1, dtype=torch.int32, device=device)
-        divisor = torch.ones(1) if batch.divisor is None else batch.divisor.float().reshape(1).cpu()
+        clipping = inputs.divisor
+        divisor = torch.ones(1) if clipping is None else clipping.float().reshape(1).cpu()
 
         self._amp_c.multi_tensor_lamb_stage1_cuda(
             CHUNK, noop, [gradients, weights, exp_avgs, exp_avg_sqs, updates],
@@ -74,7 +76,7 @@ class ApexKernel:
             0, parameters, torch.tensor(numels, dtype=torch.float64, device=device)
         )
 
-        def finish(multipliers: torch.Tensor) -> None:
+        def apply_update(multipliers: torch.Tensor) -> None:
             if c.step_size == 0.0:
                 return
             ratios = (multipliers[parameters] / c.step_size).float()
@@ -83,10 +85,10 @@ class ApexKernel:
                 c.weight_decay, True,
             )  # fmt: skip
 
-        return finish
+        return apply_update
 
     def _squares(self, noop: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Sums of squares by tensor, float64 [F]."""
+        """Return sums of squares by tensor, float64 [F]."""
         _, norms = self._amp_c.multi_tensor_l2norm(CHUNK, noop, [tensors], True)
         squares: torch.Tensor = norms.double().square()
         return squares

@@ -1,106 +1,100 @@
-"""What every LAMB kernel is given and does: two halves of a step, with the ranks' sum between.
+"""What every kernel is given and does: two halves of a step, with the ranks' sum between.
 
-    finish = kernel.begin(batch, sums)     moments; sums of squares of w, u and g by parameter
-    ...                                    sums over the ranks; trust ratios
-    finish(multipliers)                    w -= multiplier[parameter] * u
+    apply_update = kernel.begin(inputs, sums)     moments; sums of squares by parameter
+    ...                                           sums over the ranks; factors
+    apply_update(multipliers)                     w -= multiplier[parameter] * u
 
-The formulae stand in `bert_ds.optim.lamb`. F fragments, P parameters, n elements of a slab.
+A rule says what is computed (`bert_ds.optim.rule`). F fragments, P parameters, n elements of a
+tensor.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
+from bert_ds.errors import ConfigError
 from bert_ds.optim.layout import Fragment
-
-WEIGHT, UPDATE, GRADIENT, ELEMENTS = range(4)
-"""Rows of the sums: squares of w, u and g, and how many elements were counted."""
+from bert_ds.optim.rule import MOMENTS, Rule
 
 
 @dataclass(frozen=True)
-class Coefficients:
-    """The numbers of one parameter group at one step.
+class FlatTensors:
+    """A parameter or shard under update, with its gradient and moments, as flat views.
 
-    Attributes:
-        step: t, updates that the tensors have had, this one included.
-        beta1, beta2: decay rates of the moments.
-        beta3: weight of the gradient in the first moment.
-        correction1, correction2: divisors of the moments inside u; 1 where they are uncorrected.
-        eps, weight_decay: as in u.
-        step_size: learning rate, with whatever else multiplies u besides the trust ratio.
-        lowest, highest: bounds of the trust ratio, open where there are none.
-        is_exempt: whether the trust ratio is 1.
-    """
-
-    step: int
-    beta1: float
-    beta2: float
-    beta3: float
-    correction1: float
-    correction2: float
-    eps: float
-    weight_decay: float
-    step_size: float
-    lowest: float
-    highest: float
-    is_exempt: bool
-
-    def ratios(self, sums: torch.Tensor) -> torch.Tensor:
-        """Trust ratios ||w|| / ||u||, 1 where a norm is 0 or by exemption, NaN if either is.
-
-        Args:
-            sums: float64 [4, ...] over all ranks.
-
-        Returns:
-            float64 [...].
-        """
-        weight_norm, update_norm = sums[WEIGHT].sqrt(), sums[UPDATE].sqrt()
-        ratio = (weight_norm / update_norm).clamp(self.lowest, self.highest)
-        if self.is_exempt:
-            return torch.ones_like(ratio)
-        return torch.where((weight_norm == 0.0) | (update_norm == 0.0), 1.0, ratio)
-
-
-@dataclass(frozen=True)
-class Slab:
-    """One tensor under update, and what lies in it.
-
-    Attributes:
-        weight, gradient, exp_avg, exp_avg_sq: [n], contiguous, of one dtype and device.
-        fragments: parts of parameters; what is in none of them is padding.
-        is_gradient_spare: whether the step may overwrite the gradient.
+    All four tensors are [n], contiguous, of one dtype and device, and lie alike.
     """
 
     weight: torch.Tensor
+    """w, float32 master weights."""
     gradient: torch.Tensor
+    """g."""
     exp_avg: torch.Tensor
+    """m."""
     exp_avg_sq: torch.Tensor
+    """v."""
     fragments: tuple[Fragment, ...]
-    is_gradient_spare: bool
+    """Parts of parameters; what is in none of them is padding, which no sum may count."""
+    may_overwrite_gradient: bool
+    """Whether a kernel may use the gradient's memory for something else."""
+
+    @classmethod
+    def of(
+        cls,
+        tensor: torch.Tensor,
+        state: dict[str, Any],
+        fragments: tuple[Fragment, ...],
+        *,
+        may_overwrite_gradient: bool,
+    ) -> FlatTensors:
+        """Flatten a tensor with its gradient and moments, in the order they have in memory.
+
+        Args:
+            tensor: Whole parameter or shard, with a gradient.
+            state: Its moments. One that does not lie as the tensor does is replaced.
+            fragments: What lies in it.
+            may_overwrite_gradient: Whether its gradient is not needed after the step.
+
+        Raises:
+            ConfigError: The gradient is sparse, or elements of the tensor overlap or have gaps.
+        """
+        gradient = tensor.grad
+        assert gradient is not None
+        if gradient.layout != torch.strided:
+            raise ConfigError(
+                f"the optimizer needs dense gradients, and a tensor of shape {tuple(tensor.shape)} "
+                f"has one of layout {gradient.layout}; use sparse=False in its embedding"
+            )
+        if gradient.dtype != tensor.dtype or gradient.stride() != tensor.stride():
+            gradient = torch.empty_like(tensor).copy_(gradient)
+            may_overwrite_gradient = True
+        for moment in MOMENTS:  # the tensor may have got other strides since the last step
+            if state[moment].stride() != tensor.stride():
+                state[moment] = torch.empty_like(tensor).copy_(state[moment])
+        exp_avg, exp_avg_sq = (_flat(state[moment]) for moment in MOMENTS)
+        return cls(
+            _flat(tensor), _flat(gradient), exp_avg, exp_avg_sq, fragments, may_overwrite_gradient
+        )
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Slabs that share their coefficients, dtype and device.
+class StepInputs:
+    """What one call of a kernel updates: tensors that share rule, dtype and device."""
 
-    Attributes:
-        slabs: what to update.
-        coefficients: numbers of the step.
-        numels: elements of each whole parameter, by its number.
-        divisor: float64 scalar on the slabs' device by which gradients are divided, or None.
-    """
-
-    slabs: tuple[Slab, ...]
-    coefficients: Coefficients
+    tensors: tuple[FlatTensors, ...]
+    """What to update."""
+    rule: Rule
+    """Formulae, with the numbers of this step."""
     numels: tuple[int, ...]
+    """Elements of each whole parameter, by its number."""
     divisor: torch.Tensor | None
+    """Float64 scalar on the tensors' device by which gradients are divided, or None."""
 
 
-Finish: TypeAlias = Callable[[torch.Tensor], None]
+ApplyUpdate: TypeAlias = Callable[[torch.Tensor], None]
 
 
 class Kernel(Protocol):
@@ -108,17 +102,34 @@ class Kernel(Protocol):
 
     name: str
 
-    def begin(self, batch: Batch, sums: torch.Tensor) -> Finish:
+    def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
         """Advance the moments and add to the sums.
 
         A kernel may already move the weights of a parameter that lies whole in one fragment: its
-        trust ratio needs no other rank.
+        factor needs no other rank.
 
         Args:
-            batch: what to update.
-            sums: float64 [4, P] on the batch's device, added to in the rows named above.
+            inputs: What to update.
+            sums: Float64 [NUM_SUMS + num_others, P] on the tensors' device, added to in the rows
+                that `bert_ds.optim.rule` names.
 
         Returns:
-            Called once with float64 [P] on the same device, step size times trust ratio, it moves
-            the weights that have not moved.
+            Called once with float64 [P] on the same device, step size times factor, it moves the
+            weights that have not moved.
         """
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all elements in the order of memory, as a view: [n]."""
+    if tensor.is_contiguous():
+        return tensor.detach().view(-1)
+    strides = sorted(zip(tensor.stride(), tensor.shape, strict=True))
+    expected = 1
+    for stride, size in strides:
+        if size != 1 and stride != expected:
+            raise ConfigError(
+                f"the optimizer cannot update a tensor of shape {tuple(tensor.shape)} and strides "
+                f"{tensor.stride()}: its elements overlap or have gaps; make it contiguous"
+            )
+        expected *= size
+    return tensor.detach().as_strided((tensor.numel(),), (1,))

@@ -1,4 +1,4 @@
-"""Builds a C source into a shared library, once a machine, and loads it.
+"""Build a C source into a shared library, once a machine, and load it.
 
 The library lies in a cache folder under a name made of everything that decides its code: source,
 flags, compiler and processor (hosts may share a home folder and differ). It is written under
@@ -26,20 +26,21 @@ from pathlib import Path
 COMPILERS = ("cc", "gcc", "clang")
 COMMON_FLAGS = ("-O3", "-std=gnu11", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 SECONDS_FOR_A_BUILD = 120.0
+"""How long a compiler may run, and how long a process waits for another one's build."""
 
 
 class BuildError(Exception):
-    """No library could be built; the message says why, in a few words."""
+    """No library could be built; the message has the reason, in a few words."""
 
 
 def load_library(source: Path) -> tuple[ctypes.CDLL, str]:
-    """The library of a C source, from the cache or built now.
+    """Load the library of a C source, from the cache or built now.
 
     Returns:
         The library, and how it was built, in a few words.
 
     Raises:
-        BuildError: there is no compiler, or it cannot compile the source.
+        BuildError: There is no compiler, or it cannot compile the source.
     """
     compiler = find_compiler()
     reasons = []
@@ -66,10 +67,10 @@ def _load(source: Path, compiler: list[str], flags: tuple[str, ...], path: Path)
 
 
 def find_compiler() -> list[str]:
-    """The C compiler's command: what CC says, or the first of cc, gcc and clang that is there.
+    """Return the C compiler's command: that of CC, or the first of cc, gcc and clang found.
 
     Raises:
-        BuildError: there is none.
+        BuildError: There is none.
     """
     named = shlex.split(os.environ.get("CC", ""))
     for name in named[:1] or COMPILERS:
@@ -80,7 +81,7 @@ def find_compiler() -> list[str]:
 
 
 def flag_choices(machine: str) -> list[tuple[tuple[str, ...], str]]:
-    """Flags to try in turn, best first, each with its description."""
+    """Return flags to try in turn, best first, each with its description."""
     native = "-mcpu=native" if machine in ("aarch64", "arm64") else "-march=native"
     return [
         ((*COMMON_FLAGS, native, "-fopenmp"), "OpenMP, for this processor"),
@@ -91,10 +92,10 @@ def flag_choices(machine: str) -> list[tuple[tuple[str, ...], str]]:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: XDG_CACHE_HOME or ~/.cache, else a private temporary folder.
+    """Return where libraries are kept: XDG_CACHE_HOME or ~/.cache, else a private temporary folder.
 
     Raises:
-        BuildError: no folder can be written that other users cannot.
+        BuildError: No folder can be written that other users cannot.
     """
     # Where nobody knows the home folder "~" is left as it is, and no absolute path.
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "bert_ds"
@@ -122,7 +123,7 @@ def _cached_path(source: Path, compiler: list[str], flags: tuple[str, ...]) -> P
 
 
 def _processor() -> bytes:
-    """What the code generated for this very processor depends on."""
+    """Return what the code generated for this very processor depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -148,14 +149,14 @@ def _compile(source: Path, compiler: list[str], flags: tuple[str, ...], path: Pa
             raise BuildError((lines or done.stderr.splitlines() or ["no message"])[0])
         os.replace(temporary, path)
     except subprocess.TimeoutExpired:
-        raise BuildError(f"no end after {SECONDS_FOR_A_BUILD:.0f} s") from None
+        raise BuildError(f"the compiler took longer than {SECONDS_FOR_A_BUILD:.0f} s") from None
     finally:
         Path(temporary).unlink(missing_ok=True)
 
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold the right to build; where locks do not work or take too long, go on without."""
+    """Hold the right to build; where locks do not work or take too long, build without it."""
     deadline = time.monotonic() + SECONDS_FOR_A_BUILD
     with path.with_suffix(".lock").open("w") as file:
         while time.monotonic() < deadline:

@@ -1,4 +1,10 @@
-"""The fused kernel for CPUs: `lamb.c`, called through ctypes over a table of fragments."""
+"""The fused kernel for CPUs: `lamb.c`, called through ctypes over a table of fragments.
+
+C sees addresses and not tensors. So everything that an address stands for must be alive, contiguous
+and float32 while a call lasts: the tensors by `StepInputs`, the table and the arrays by names that
+Python holds until `apply_update` has run. The order of the table's columns and of the fields below
+is that of the structures in lamb.c.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +19,10 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from bert_ds.optim.kernels.base import ELEMENTS, GRADIENT, Batch, Coefficients, Finish
+from bert_ds.optim.kernels.base import ApplyUpdate, StepInputs
 from bert_ds.optim.kernels.build import load_library
+from bert_ds.optim.lamb_rule import LambRule
+from bert_ds.optim.rule import ELEMENTS, GRADIENT
 
 SOURCE = Path(__file__).with_name("lamb.c")
 _BYTES = 4  # of a float32
@@ -42,27 +50,26 @@ class _Coefficients(ctypes.Structure):
 
 
 class CpuKernel:
-    """Float32 on CPUs, with as many threads as torch has.
-
-    Attributes:
-        build: how the library was built.
-    """
+    """LAMB in float32 on CPUs, with as many threads as torch has."""
 
     name = "cpu"
+    build: str
+    """How the library was built, in a few words."""
 
     def __init__(self) -> None:
         """Build or load the library.
 
         Raises:
-            BuildError: it cannot be built here.
+            BuildError: It cannot be built here.
         """
         self._library, self.build = _load()
 
-    def begin(self, batch: Batch, sums: torch.Tensor) -> Finish:
+    def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
         """As `Kernel.begin`; moves the weights of whole parameters."""
-        table, parameters = _fragment_table(batch)
+        table, parameters = _fragment_table(inputs)
         count = len(table)
-        coefficients = _pack(batch.coefficients, batch.divisor)
+        assert isinstance(inputs.rule, LambRule)
+        coefficients = _pack(inputs.rule, inputs.divisor)
         num_threads = torch.get_num_threads()
         if count:
             squares = np.zeros((3, count))
@@ -75,7 +82,7 @@ class CpuKernel:
             sums[: GRADIENT + 1].index_add_(1, parameters, torch.from_numpy(squares))
             sums[ELEMENTS].index_add_(0, parameters, torch.from_numpy(table[:, 5]).double())
 
-        def finish(multipliers: torch.Tensor) -> None:
+        def apply_update(multipliers: torch.Tensor) -> None:
             if count and not table[:, 6].all():
                 chosen = np.ascontiguousarray(multipliers[parameters].numpy())
                 self._library.lamb_apply(
@@ -83,7 +90,7 @@ class CpuKernel:
                     num_threads,
                 )  # fmt: skip
 
-        return finish
+        return apply_update
 
 
 @functools.cache
@@ -118,15 +125,15 @@ def _threads_that_soon_sleep() -> Iterator[None]:
             del os.environ[name]
 
 
-def _fragment_table(batch: Batch) -> tuple[_Table, torch.Tensor]:
-    """One row a fragment as lamb.c's `Fragment`, and each fragment's parameter number."""
+def _fragment_table(inputs: StepInputs) -> tuple[_Table, torch.Tensor]:
+    """Return a row a fragment as lamb.c's `Fragment`, and each fragment's parameter number."""
     rows, parameters = [], []
-    for slab in batch.slabs:
-        places = [t.data_ptr() for t in (slab.weight, slab.gradient, slab.exp_avg, slab.exp_avg_sq)]
-        for fragment in slab.fragments:
+    for flat in inputs.tensors:
+        places = [t.data_ptr() for t in (flat.weight, flat.gradient, flat.exp_avg, flat.exp_avg_sq)]
+        for fragment in flat.fragments:
             offset = _BYTES * fragment.flat_start
-            is_whole = fragment.numel == batch.numels[fragment.parameter]
-            kept = places[1] + offset if slab.is_gradient_spare and is_whole else 0
+            is_whole = fragment.numel == inputs.numels[fragment.parameter]
+            kept = places[1] + offset if flat.may_overwrite_gradient and is_whole else 0
             pointers = (place + offset for place in places)
             rows.append((*pointers, kept, fragment.numel, int(is_whole)))
             parameters.append(fragment.parameter)
@@ -134,7 +141,7 @@ def _fragment_table(batch: Batch) -> tuple[_Table, torch.Tensor]:
     return table, torch.tensor(parameters, dtype=torch.int64)
 
 
-def _pack(c: Coefficients, divisor: torch.Tensor | None) -> _Coefficients:
+def _pack(c: LambRule, divisor: torch.Tensor | None) -> _Coefficients:
     return _Coefficients(
         1.0 if divisor is None else 1.0 / float(divisor),
         c.beta1, c.beta2, c.beta3, 1.0 - c.beta2, 1.0 / c.correction1, 1.0 / c.correction2, c.eps,

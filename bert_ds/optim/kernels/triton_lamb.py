@@ -5,6 +5,10 @@ sums of squares are added up by a second kernel, a fragment a program, in float6
 order, so that a step repeats bit for bit. Tables lie on the device and are made once; only the
 addresses of gradients can change from step to step.
 
+Two things must not change. The host never waits: nothing is read from the device, and tables are
+sent from pinned memory. And square roots and divisions are the correctly rounded ones (`sqrt_rn`,
+`div_rn`): the fast ones that Triton takes by itself would not agree with the other kernels.
+
 With TRITON_INTERPRET=1 set before this module is imported, the same code runs on CPUs, slowly.
 """
 
@@ -17,7 +21,9 @@ import torch
 import triton
 import triton.language as tl
 
-from bert_ds.optim.kernels.base import ELEMENTS, GRADIENT, Batch, Finish
+from bert_ds.optim.kernels.base import ApplyUpdate, StepInputs
+from bert_ds.optim.lamb_rule import LambRule
+from bert_ds.optim.rule import ELEMENTS, GRADIENT
 
 BLOCK = 4096
 TABLES_KEPT = 64
@@ -99,28 +105,28 @@ def _apply(
 
 
 class _Tables(NamedTuple):
-    """What lies on the device for one set of slabs. F fragments, B blocks.
-
-    Attributes:
-        block_fragment: int32 [B].
-        block_start: int64 [B], first element in the fragment.
-        first_block: int64 [F + 1], of each fragment, and B at the end.
-        numels, parameters: int64 [F].
-        weights, exp_avgs, exp_avg_sqs: int64 [F], addresses.
-    """
+    """What lies on the device for one set of tensors. F fragments, B blocks."""
 
     block_fragment: torch.Tensor
+    """Int32 [B], each block's fragment."""
     block_start: torch.Tensor
+    """Int64 [B], each block's first element in its fragment."""
     first_block: torch.Tensor
+    """Int64 [F + 1], each fragment's first block, and B at the end."""
     numels: torch.Tensor
+    """Int64 [F], elements of each fragment."""
     parameters: torch.Tensor
+    """Int64 [F], number of each fragment's parameter."""
     weights: torch.Tensor
+    """Int64 [F], addresses of w."""
     exp_avgs: torch.Tensor
+    """Int64 [F], addresses of m."""
     exp_avg_sqs: torch.Tensor
+    """Int64 [F], addresses of v."""
 
 
 class TritonKernel:
-    """Float32 on GPUs; no read of the device, so the host never waits."""
+    """LAMB in float32 on GPUs; no read of the device, so the host never waits."""
 
     name = "triton"
 
@@ -128,18 +134,19 @@ class TritonKernel:
         self._tables: dict[tuple[object, ...], _Tables] = {}
         self._gradients: dict[tuple[object, ...], tuple[tuple[int, ...], torch.Tensor]] = {}
 
-    def begin(self, batch: Batch, sums: torch.Tensor) -> Finish:
+    def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
         """As `Kernel.begin`."""
-        device, c = batch.slabs[0].weight.device, batch.coefficients
+        device, c = inputs.tensors[0].weight.device, inputs.rule
+        assert isinstance(c, LambRule)
         key = tuple(
-            (s.weight.data_ptr(), s.exp_avg.data_ptr(), s.exp_avg_sq.data_ptr(), s.fragments)
-            for s in batch.slabs
+            (t.weight.data_ptr(), t.exp_avg.data_ptr(), t.exp_avg_sq.data_ptr(), t.fragments)
+            for t in inputs.tensors
         )
         if key not in self._tables:
             if len(self._tables) >= TABLES_KEPT:  # the tensors move from step to step
                 self._tables.clear()
                 self._gradients.clear()
-            self._tables[key] = _make_tables(batch, device)
+            self._tables[key] = _make_tables(inputs, device)
         tables = self._tables[key]
         num_blocks, num_fragments = len(tables.block_fragment), len(tables.numels)
         if not num_blocks:
@@ -150,10 +157,10 @@ class TritonKernel:
         with _on(device):
             _advance[(num_blocks,)](
                 tables.block_fragment, tables.block_start, tables.weights,
-                self._gradient_table(key, batch, device), tables.exp_avgs, tables.exp_avg_sqs,
-                tables.numels, sums if batch.divisor is None else batch.divisor, partial,
+                self._gradient_table(key, inputs, device), tables.exp_avgs, tables.exp_avg_sqs,
+                tables.numels, sums if inputs.divisor is None else inputs.divisor, partial,
                 num_blocks, c.beta1, c.beta2, c.beta3, 1.0 - c.beta2, *corrections,
-                HAS_DIVISOR=batch.divisor is not None, BLOCK=BLOCK,
+                HAS_DIVISOR=inputs.divisor is not None, BLOCK=BLOCK,
             )  # fmt: skip
             _sum_partials[(num_fragments, 3)](
                 partial, tables.first_block, squares, num_blocks, num_fragments, PARTIALS=PARTIALS
@@ -161,7 +168,7 @@ class TritonKernel:
         sums[: GRADIENT + 1].index_add_(1, tables.parameters, squares)
         sums[ELEMENTS].index_add_(0, tables.parameters, tables.numels.double())
 
-        def finish(multipliers: torch.Tensor) -> None:
+        def apply_update(multipliers: torch.Tensor) -> None:
             with _on(device):
                 _apply[(num_blocks,)](
                     tables.block_fragment, tables.block_start, tables.weights, tables.exp_avgs,
@@ -169,22 +176,22 @@ class TritonKernel:
                     BLOCK=BLOCK,
                 )  # fmt: skip
 
-        return finish
+        return apply_update
 
     def _gradient_table(
-        self, key: tuple[object, ...], batch: Batch, device: torch.device
+        self, key: tuple[object, ...], inputs: StepInputs, device: torch.device
     ) -> torch.Tensor:
         """Addresses of the fragments' gradients, int64 [F]; sent again only where one moved."""
-        places = tuple(slab.gradient.data_ptr() for slab in batch.slabs)
+        places = tuple(flat.gradient.data_ptr() for flat in inputs.tensors)
         known = self._gradients.get(key)
         if known is None or known[0] != places:
-            known = places, _send(torch.tensor(_addresses(batch, "gradient")), device)
+            known = places, _send(torch.tensor(_addresses(inputs, "gradient")), device)
             self._gradients[key] = known
         return known[1]
 
 
-def _make_tables(batch: Batch, device: torch.device) -> _Tables:
-    fragments = [fragment for slab in batch.slabs for fragment in slab.fragments]
+def _make_tables(inputs: StepInputs, device: torch.device) -> _Tables:
+    fragments = [fragment for flat in inputs.tensors for fragment in flat.fragments]
     numels = [fragment.numel for fragment in fragments]
     counts = torch.tensor([-(-numel // BLOCK) for numel in numels], dtype=torch.int64)
     block_fragment = torch.repeat_interleave(torch.arange(len(fragments)), counts)
@@ -197,7 +204,7 @@ def _make_tables(batch: Batch, device: torch.device) -> _Tables:
         torch.tensor(numels, dtype=torch.int64),
         torch.tensor([fragment.parameter for fragment in fragments], dtype=torch.int64),
         *(
-            torch.tensor(_addresses(batch, what), dtype=torch.int64)
+            torch.tensor(_addresses(inputs, what), dtype=torch.int64)
             for what in ("weight", "exp_avg", "exp_avg_sq")
         ),
     )
@@ -211,12 +218,12 @@ def _send(column: torch.Tensor, device: torch.device) -> torch.Tensor:
     return column.pin_memory().to(device, non_blocking=True)
 
 
-def _addresses(batch: Batch, what: str) -> list[int]:
-    """The address of each fragment's first float32 in one of the slabs' tensors."""
+def _addresses(inputs: StepInputs, what: str) -> list[int]:
+    """The address of each fragment's first float32 for one of w, g, m, v."""
     return [
-        getattr(slab, what).data_ptr() + 4 * fragment.flat_start
-        for slab in batch.slabs
-        for fragment in slab.fragments
+        getattr(flat, what).data_ptr() + 4 * fragment.flat_start
+        for flat in inputs.tensors
+        for fragment in flat.fragments
     ]
 
 

@@ -13,7 +13,7 @@ import torch
 from bert_ds.metrics.meter import Meter, UpdateRecord
 from bert_ds.metrics.norms import furthest_from_median, layer_of, norm_columns, norms_by_layer
 from bert_ds.metrics.sinks import JsonLinesSink, TensorBoardSink
-from bert_ds.optim.lamb import LastNorms
+from bert_ds.optim.optimizer import LastNorms
 
 NAMES = (
     "bert.embeddings.word_embeddings.weight",

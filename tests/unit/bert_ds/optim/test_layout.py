@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bert_ds.errors import ConfigError, TrainingError
 from bert_ds.optim import Lamb, param_groups, zero_layout
-from bert_ds.optim.layout import Fragment, Shard, ShardLayout, fragments_within
+from bert_ds.optim.layout import FlatShard, Fragment, ShardLayout, fragments_within
 from bert_ds.optim.zero_layout import TESTED_VERSIONS, check_version, read_layout
 
 ROOT = Path(__file__).parents[4]
@@ -90,7 +90,7 @@ def test_a_bound_optimizer_refuses_tensors_that_it_does_not_know() -> None:
     optimizer = Lamb(param_groups(model, 0.01), lr=0.1)
     flat = torch.zeros(6)
     names = ("weight", "bias")
-    layout = ShardLayout(names, (torch.Size([2, 2]), torch.Size([2])), (Shard(flat, ()),), None)
+    layout = ShardLayout(names, (torch.Size([2, 2]), torch.Size([2])), (FlatShard(flat, ()),), None)
     optimizer.bind(layout)
     model.weight.grad = torch.ones(2, 2)
     with pytest.raises(ConfigError, match="not in its layout"):
@@ -103,8 +103,8 @@ def flat_linear() -> tuple[Lamb, torch.nn.Parameter]:
     optimizer = Lamb(param_groups(model, 0.01), lr=0.1)
     flats = [torch.nn.Parameter(torch.ones(8)), torch.nn.Parameter(torch.ones(4))]
     shards = (
-        Shard(flats[0], (Fragment(0, 0, 0, 6),)),
-        Shard(flats[1], (Fragment(1, 0, 0, 3),)),
+        FlatShard(flats[0], (Fragment(0, 0, 0, 6),)),
+        FlatShard(flats[1], (Fragment(1, 0, 0, 3),)),
     )
     shapes = (torch.Size([3, 2]), torch.Size([3]))
     layout = ShardLayout(("weight", "bias"), shapes, shards, None)
@@ -139,13 +139,13 @@ def test_a_bound_optimizer_is_not_copied() -> None:
 
 
 def test_binding_needs_names() -> None:
-    layout = ShardLayout(("0.0",), (torch.Size([2]),), (Shard(torch.ones(2), ()),), None)
-    with pytest.raises(ConfigError, match="binding needs the names"):
+    layout = ShardLayout(("a",), (torch.Size([2]),), (FlatShard(torch.ones(2), ()),), None)
+    with pytest.raises(ConfigError, match="give each group the `names`"):
         Lamb([torch.nn.Parameter(torch.ones(2))], lr=0.1).bind(layout)
 
 
 def test_a_layout_whose_fragments_overlap_is_refused() -> None:
-    shard = Shard(torch.zeros(4), (Fragment(0, 0, 0, 3), Fragment(1, 2, 0, 2)))
+    shard = FlatShard(torch.zeros(4), (Fragment(0, 0, 0, 3), Fragment(1, 2, 0, 2)))
     layout = ShardLayout(("a", "b"), (torch.Size([3]), torch.Size([2])), (shard,), None)
     with pytest.raises(TrainingError, match="the layout of b overlaps"):
         layout.check()
@@ -167,7 +167,7 @@ def test_stepping_one_group_keeps_what_is_known_of_the_other() -> None:
 
 def test_binding_refuses_other_parameters_and_clipping_of_its_own() -> None:
     model = torch.nn.Linear(2, 2)
-    layout = ShardLayout(("weight",), (torch.Size([2, 2]),), (Shard(torch.zeros(4), ()),), None)
+    layout = ShardLayout(("weight",), (torch.Size([2, 2]),), (FlatShard(torch.zeros(4), ()),), None)
     with pytest.raises(ConfigError, match=r"differ in their parameters: \['bias'\]"):
         Lamb(param_groups(model, 0.01), lr=0.1).bind(layout)
     with pytest.raises(ConfigError, match="gradient_clipping"):

@@ -9,21 +9,22 @@ from types import ModuleType
 import pytest
 import torch
 
+from bert_ds.config.optimizer import KernelName
 from bert_ds.errors import ConfigError
 from bert_ds.optim import Lamb, kernels
 from bert_ds.optim.kernels import Choice, build, choose_kernel
-from tests.support.lamb_cases import StandInForAmpC
+from tests.support.lamb_cases import StandInForAmpC, rule_at
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def choose(
-    name: str,
+    name: KernelName,
     device: torch.device = CPU,
     dtype: torch.dtype = torch.float32,
-    is_standard_lamb: bool = True,
+    fused_kernels: tuple[str, ...] = ("triton", "cpu", "apex"),
 ) -> Choice:
-    return choose_kernel(name, device, dtype, is_standard_lamb=is_standard_lamb)
+    return choose_kernel(name, device, dtype, fused_kernels)
 
 
 @pytest.fixture
@@ -77,9 +78,9 @@ def test_apex_is_not_taken_for_what_it_cannot_do(
     no_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "amp_C", StandInForAmpC())
-    kernel, reason = choose("auto", GPU, is_standard_lamb=False)
+    kernel, reason = choose("auto", GPU, fused_kernels=rule_at(1, beta3=1.0).fused_kernels)
     assert kernel.name == "plain"
-    assert "no way without bias correction" in reason
+    assert "apex: it does not compute this optimizer with these settings" in reason
 
 
 @pytest.mark.parametrize(
@@ -108,7 +109,7 @@ def test_another_project_called_apex_is_not_taken_for_nvidias(
     ],
 )
 def test_a_kernel_asked_for_by_name_is_used_or_refused(
-    name: str, device: torch.device, dtype: torch.dtype, why: str
+    name: KernelName, device: torch.device, dtype: torch.dtype, why: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"kernel '{name}' cannot be used here: {why}"):
         choose(name, device, dtype)

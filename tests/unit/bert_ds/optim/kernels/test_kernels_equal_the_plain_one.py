@@ -8,16 +8,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from bert_ds.errors import ConfigError
+from bert_ds.optim import Lamb
 from bert_ds.optim.kernels.apex import ApexKernel
-from bert_ds.optim.kernels.base import WEIGHT, Kernel
+from bert_ds.optim.kernels.base import ApplyUpdate, FlatTensors, Kernel, StepInputs
 from bert_ds.optim.kernels.cpu import CpuKernel
 from bert_ds.optim.kernels.plain import PlainKernel
+from bert_ds.optim.layout import Fragment
+from bert_ds.optim.rule import WEIGHT
 from tests.support.lamb_cases import (
     CASES,
     NUM_STEPS,
@@ -25,6 +27,7 @@ from tests.support.lamb_cases import (
     StandInForAmpC,
     compare,
     padding_is_untouched,
+    rule_at,
     take_steps,
 )
 
@@ -102,10 +105,10 @@ def test_cases_differ_from_each_other() -> None:
 
 def test_the_comparison_sees_one_wrong_element() -> None:
     class OffByOneElement(PlainKernel):
-        def begin(self, batch: Any, sums: torch.Tensor) -> Any:
-            finish = super().begin(batch, sums)
-            batch.slabs[-1].exp_avg[-4:] *= 1.1
-            return finish
+        def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
+            apply_update = super().begin(inputs, sums)
+            inputs.tensors[-1].exp_avg[-4:] *= 1.1
+            return apply_update
 
     assert compare(OffByOneElement(), PlainKernel(), is_split=False) > TOLERANCE
 
@@ -130,8 +133,6 @@ def test_the_kernel_in_c_gives_the_same_bits_with_any_number_of_threads() -> Non
 
 def test_norms_of_a_large_tensor_are_right_in_c() -> None:
     """All elements alike, where float32 sums drift by 1e-3 in amounts that do not cancel."""
-    from bert_ds.optim import Lamb
-
     weight = torch.nn.Parameter(torch.full((8_000_000,), 0.0123))
     weight.grad = torch.full_like(weight, 1e-3)
     optimizer = Lamb([weight], lr=0.1, eps=0.0, weight_decay=0.01, kernel="cpu")
@@ -144,18 +145,14 @@ def test_norms_of_a_large_tensor_are_right_in_c() -> None:
 
 @pytest.mark.parametrize("kernel", [PlainKernel(), CpuKernel(), ApexKernel(StandInForAmpC())])
 def test_a_nan_reaches_its_own_parameter_and_no_other(kernel: Kernel) -> None:
-    from bert_ds.optim.kernels.base import Batch, Slab
-    from bert_ds.optim.layout import Fragment
-    from tests.support.lamb_cases import coefficients
-
     weights = torch.ones(6)
     gradient = torch.tensor([1.0, math.nan, 1.0, 1.0, 1.0, 1.0])
     fragments = (Fragment(0, 0, 0, 3), Fragment(1, 3, 0, 3))
-    slab = Slab(weights, gradient, torch.zeros(6), torch.zeros(6), fragments, True)
-    c = coefficients(1)
+    flat = FlatTensors(weights, gradient, torch.zeros(6), torch.zeros(6), fragments, True)
+    rule = rule_at(1)
     sums = torch.zeros(4, 2, dtype=torch.float64)
-    finish = kernel.begin(Batch((slab,), c, (3, 3), None), sums)
-    finish(c.step_size * c.ratios(sums))
+    apply_update = kernel.begin(StepInputs((flat,), rule, (3, 3), None), sums)
+    apply_update(rule.step_size * rule.factors(sums))
     assert weights[:3].isnan().all()
     assert weights[3:].isfinite().all()
     assert sums[WEIGHT, 1].item() == pytest.approx(3.0)
