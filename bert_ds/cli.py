@@ -12,22 +12,17 @@ import contextlib
 import logging
 import os
 import sys
-import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bert_ds import __version__
+from bert_ds.distributed import failure
 from bert_ds.distributed.world import World, world_from_environment
 from bert_ds.durations import seconds_of
-from bert_ds.errors import BertDsError, ConfigError, LaunchError, PeerError, StopRequested
+from bert_ds.errors import BertDsError, LaunchError
 from data_prep.contract.screen import lasting_screen
 
-if TYPE_CHECKING:
-    from bert_ds.distributed.heartbeat import Peers
-
-_SECONDS_FOR_ANOTHER_RANK_TO_TELL = 10.0
 _TRAINING = ("pretrain", "supervise")
 """Commands that must not end because nobody reads what they print."""
 
@@ -53,16 +48,16 @@ def _exit_code_of(arguments: argparse.Namespace, command_line: list[str], world:
     try:
         _run(arguments, command_line, world)
     except BertDsError as err:
-        _tell(err, world)
-        return _leave(err.exit_code)
+        failure.report(err, world)
+        return failure.leave(err.exit_code)
     except OSError as err:
         if isinstance(err, BrokenPipeError) and world.world_size == 1:
             # whoever reads the output, such as `head`, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         print(f"bert-ds: error: {err}", file=sys.stderr)
-        _let_others_know(str(err), 1, world)
-        return _leave(1)
+        failure.inform_other_ranks(str(err), 1, world)
+        return failure.leave(1)
     except KeyboardInterrupt:
         if arguments.command == "pretrain" and world.is_main:
             print(
@@ -70,12 +65,12 @@ def _exit_code_of(arguments: argparse.Namespace, command_line: list[str], world:
                 "same command resumes from there",
                 file=sys.stderr,
             )
-        return _leave(130)
+        return failure.leave(130)
     except Exception as err:  # a fault of ours: it is shown whole, and the rank must not linger
-        _leave_the_word_to_the_rank_that_failed(err)
+        failure.wait_for_diagnosis(err)
         traceback.print_exc()
-        _let_others_know(f"{type(err).__name__}: {err}", 1, world)
-        return _leave(1)
+        failure.inform_other_ranks(f"{type(err).__name__}: {err}", 1, world)
+        return failure.leave(1)
     return 0
 
 
@@ -419,60 +414,3 @@ def _start_logging(world: World) -> None:
     """Rank 0 tells what happens; the other ranks only what is wrong."""
     level = logging.INFO if world.is_main else logging.WARNING
     logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
-
-
-def _tell(err: BertDsError, world: World) -> None:
-    """Print an error: once where every rank meets it, with the rank where only one does.
-
-    Launchers end all ranks as soon as one has ended, so a rank that leaves the telling to another
-    one waits for it; when nobody ends it meanwhile, it was alone and tells by itself.
-    """
-    if isinstance(err, StopRequested):
-        if world.is_main:
-            print(f"bert-ds: {err}", file=sys.stderr)
-        return
-    is_met_by_all = isinstance(err, (ConfigError, LaunchError)) and world.local_rank > 0
-    if is_met_by_all or isinstance(err, PeerError):
-        time.sleep(_SECONDS_FOR_ANOTHER_RANK_TO_TELL)
-    is_one_host = world.local_world_size == world.world_size
-    where = "" if world.is_main and is_one_host else f" ({world.name})"
-    sys.stderr.write(f"bert-ds: error{where}: {err}\n")  # in one piece: ranks share the screen
-    sys.stderr.flush()
-    if not isinstance(err, PeerError):
-        _let_others_know(str(err), err.exit_code, world)
-
-
-def _let_others_know(message: str, exit_code: int, world: World) -> None:
-    """Ranks on other hosts are not ended by this host's launcher: they must hear of it."""
-    peers = _peers()
-    if peers is not None:
-        peers.tell(message, exit_code)
-    elif world.local_world_size < world.world_size:
-        from bert_ds.distributed.rendezvous import tell_before_meeting
-
-        tell_before_meeting(world, message, exit_code)
-
-
-def _leave_the_word_to_the_rank_that_failed(err: Exception) -> None:
-    """A collective that breaks is the fault of another rank: that one is named, if it is found."""
-    peers = _peers()
-    if peers is not None and peers.is_broken_collective(err):
-        peers.wait_for_a_verdict()
-
-
-def _peers() -> Peers | None:
-    """The other ranks, where this one has met them; without importing torch."""
-    module = sys.modules.get("bert_ds.distributed.heartbeat")
-    return module.current() if module is not None else None
-
-
-def _leave(exit_code: int) -> int:
-    """End a rank of a group at once: tearing the group down would wait for ranks that are gone."""
-    if "torch" in sys.modules:
-        import torch.distributed as torch_dist
-
-        if torch_dist.is_available() and torch_dist.is_initialized():
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(exit_code)
-    return exit_code

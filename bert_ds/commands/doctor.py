@@ -148,7 +148,9 @@ def _of_ranks(wanted: Wanted, world: World) -> list[Finding]:
 def _exchange(world: World) -> None:
     """One rank of the exchange between the hosts of a hostfile."""
     device = select_device(world)
-    init_process_group(world, device, over_ssh.EXCHANGE_S, meeting_s=over_ssh.EXCHANGE_S / 2)
+    init_process_group(
+        world, device, over_ssh.EXCHANGE_S, rendezvous_timeout_s=over_ssh.EXCHANGE_S / 2
+    )
     measured = measure(world, device)
     shutdown()
     over_ssh.print_answer(vars(measured))

@@ -31,7 +31,7 @@ def evaluate(arguments: argparse.Namespace, world: World) -> None:
     comm = Communicator(world, device)
     vocabulary = trained.checkpoint.state.vocabulary_sha256
     share = comm.among_equals(setup.files_seen(config, arguments.data))
-    data = comm.together(lambda: _open_held_out(config, arguments.data, vocabulary, share))
+    data = comm.run_on_all_ranks(lambda: _open_held_out(config, arguments.data, vocabulary, share))
     result = evaluate_held_out(config, data, trained.model.to(device), comm)
     if world.is_main:
         print(json.dumps(result.as_dict(), indent=2))

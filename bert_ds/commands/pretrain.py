@@ -18,7 +18,7 @@ import torch
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.distributed.communicator import Communicator, init_process_group, shutdown
-from bert_ds.distributed.heartbeat import current
+from bert_ds.distributed.failure import membership
 from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
 from bert_ds.errors import StopRequested, TrainingError, as_wrong_settings
@@ -104,7 +104,12 @@ def _prepare(
         check_precision(phase)
     check_execution(config.execution, device)
     prepare_process(config.execution)
-    init_process_group(world, device, heartbeat_s=config.heartbeat_s, meeting_s=config.meeting_s)
+    init_process_group(
+        world,
+        device,
+        heartbeat_s=config.heartbeat_s,
+        rendezvous_timeout_s=config.rendezvous_timeout_s,
+    )
     comm = Communicator(world, device)
     folder = RunFolder(arguments.output_dir)
 
@@ -117,14 +122,14 @@ def _prepare(
                     config, arguments.resume == "never", "settings" in arguments.override
                 )
 
-    comm.together(claim)
+    comm.run_on_all_ranks(claim)
     part, num_parts = comm.among_equals(setup.files_seen(config, arguments.data))
 
     def open_data() -> list[setup.PhaseData]:
         with as_wrong_settings():
             return setup.open_phase_data(config, arguments.data, None, part, num_parts)
 
-    data = comm.together(open_data)
+    data = comm.run_on_all_ranks(open_data)
     if world.is_main:
         _announce(config, world, device)
         judge_phase_data(data)
@@ -148,10 +153,10 @@ def _prepare(
 
 
 def _end_with_all(exit_code: int) -> None:
-    """End this rank, whose watchdog has told why; those on other hosts hear of it."""
-    peers = current()
-    if peers is not None:
-        peers.tell("it made no progress (watchdog_s); its screen says where it stood", exit_code)
+    """End this rank, whose watchdog has printed why, and report that to the other hosts."""
+    if membership.monitor is not None:
+        reason = "it made no progress (watchdog_s); its own log names the last step"
+        membership.monitor.report_failure(reason, exit_code)
     os._exit(exit_code)
 
 

@@ -195,7 +195,7 @@ class RunConfig(FrozenConfig):
     """Seconds without progress (a step, an evaluation's batch, a checkpoint) after which a rank
     says where it stands and ends, so that a run never hangs; with 0 only torch's own limit on
     collectives does so, half an hour."""
-    meeting_s: float = Field(default=60.0, gt=0.0)
+    rendezvous_timeout_s: float = Field(default=60.0, gt=0.0)
     """Seconds at the start in which no further rank comes, after which the missing ones are named
     and those that are there end. For hosts that start at very different times."""
     heartbeat_s: float = Field(default=30.0, ge=0.0)

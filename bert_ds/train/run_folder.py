@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from bert_ds.config.loading import validate_run_config
 from bert_ds.config.recipe import RunConfig
+from bert_ds.config.renamed import with_present_names
 from bert_ds.errors import CheckpointError
 from bert_ds.files import read_json_object, write_atomically
 
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 # What may differ between two starts of one run: it changes speed, memory or reports alone.
 _FREE_KEYS = {
     "checkpoint", "data", "divergence", "evaluation", "execution", "heartbeat_s", "logging",
-    "meeting_s", "watchdog_s",
+    "rendezvous_timeout_s", "watchdog_s",
 }  # fmt: skip
 _FREE_DEEPSPEED_KEYS = {
     "activation_checkpointing", "aio", "comms_logger", "csv_monitor", "dump_state",
@@ -161,7 +162,8 @@ class RunFolder:
         if not path.exists():
             return None
         content = read_json_object(path, CheckpointError)
-        return validate_run_config(content.get("config", {}), where=str(path))
+        tree = with_present_names(content.get("config", {}))
+        return validate_run_config(tree, where=str(path))
 
     def read_summary(self) -> dict[str, Any]:
         """What `summary.json` holds; empty where there is none."""

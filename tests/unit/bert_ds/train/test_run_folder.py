@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,6 +63,18 @@ def test_what_changes_speed_alone_may_differ(folder: RunFolder, tmp_path: Path) 
         "deepspeed.zero_optimization.stage=2",
     )
     folder.check_belongs_to(other, is_fresh_start=False)
+
+
+def test_a_run_is_read_that_began_under_a_former_name_of_a_setting(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    config = config_with(tmp_path, "rendezvous_timeout_s=90")
+    folder.write_config(config, {})
+    path = folder.path / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["meeting_s"] = content["config"].pop("rendezvous_timeout_s")
+    path.write_text(json.dumps(content))
+    assert folder.read_config() == config
 
 
 def test_a_fresh_start_in_a_used_folder_is_refused(folder: RunFolder, tmp_path: Path) -> None:
