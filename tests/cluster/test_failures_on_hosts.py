@@ -275,5 +275,5 @@ def test_a_host_that_leaves_is_dropped_and_the_run_goes_on_with_the_same_result(
     _, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr
     assert "lost hosts (node3:" in stderr
-    assert "going on with node1, node2" in stderr
+    assert "training on node1, node2" in stderr
     assert_equal_to_one_host(run, on_one_host)
