@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bert_ds.checkpoint.pointers import latest
 from bert_ds.commands.lost_hosts import on_hosts_left, value_of, with_value
 from bert_ds.commands.supervised_process import (
     SECONDS_TO_END,
@@ -157,8 +158,8 @@ def run(arguments: argparse.Namespace, world: World) -> None:
 class _RunTraces:
     """What tells whether a run has trained and saved since an earlier look."""
 
-    checkpoint: str
-    """The newest checkpoint and when it was written."""
+    checkpoint: tuple[Path | None, int]
+    """The newest checkpoint and when it was written, in nanoseconds."""
     summary_changed_at: int
     """When summary.json was written, in nanoseconds; 0 where there is none."""
     status: str
@@ -169,9 +170,9 @@ class _RunTraces:
         """Look into a run folder, which may not be there yet."""
         summary = output_dir / "summary.json"
         content = read_json_object(summary, CheckpointError) if summary.is_file() else {}
-        newest = output_dir / "checkpoints" / "latest"
-        checkpoint = f"{newest.read_text()} {_changed_at(newest)}" if newest.is_file() else ""
-        return cls(checkpoint, _changed_at(summary), str(content.get("status", "")))
+        newest = latest(output_dir / "checkpoints")
+        written_at = _changed_at(newest / "manifest.json") if newest is not None else 0
+        return cls((newest, written_at), _changed_at(summary), str(content.get("status", "")))
 
     def status_since(self, before: _RunTraces) -> str:
         """Return the status; an interruption counts only where it was written since then."""
