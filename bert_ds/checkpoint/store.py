@@ -26,8 +26,9 @@ from bert_ds.checkpoint.content import (
     check_files,
     describe_files,
 )
+from bert_ds.checkpoint.pointers import best, latest, point_to
 from bert_ds.errors import CheckpointError
-from bert_ds.files import read_json_object, share, write_atomically
+from bert_ds.files import read_json_object, share
 from data_prep.contract.storage import sync
 
 _TEMPORARY = ".incomplete"
@@ -43,6 +44,13 @@ def save_checkpoint(
     is_best: bool = False,
 ) -> Path:
     """Write a checkpoint below `folder` and point `latest` at it, and `best` where it is that.
+
+    Args:
+        folder: holds the checkpoints.
+        state: where the run stands.
+        weights: the model's tensors by name.
+        optimizer: LAMB's tensors by name.
+        is_best: whether its evaluation is the best one of the run.
 
     Raises:
         CheckpointError: it could not be written, for example because there is no room for it; what
@@ -70,15 +78,13 @@ def save_checkpoint(
         if final.exists():  # the same step again, after going back
             final.rename(replaced)
         temporary.rename(final)
-        write_atomically(folder / "latest", state.folder_name + "\n")
-        if is_best:
-            write_atomically(folder / "best", state.folder_name + "\n")
+        point_to(final, is_best=is_best)
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as err:
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"cannot write checkpoint {final}: {err}. Earlier checkpoints are untouched; make room "
-            "or mend the folder and start the same command again"
+            "or repair the folder, and start the same command again"
         ) from err
     return final
 
@@ -86,7 +92,7 @@ def save_checkpoint(
 def newest_checkpoint(
     folder: Path, *, with_optimizer: bool = True
 ) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from: the one that `latest` names, else the newest whole one.
+    """Return the checkpoint to resume from: the one that `latest` names, else the newest whole one.
 
     Args:
         folder: holds the checkpoints.
@@ -117,7 +123,7 @@ def newest_checkpoint(
 
 
 def whole_checkpoints(folder: Path) -> Iterator[Path]:
-    """All checkpoints whose files are as they were written, newest first."""
+    """Yield the checkpoints whose files are as they were written, newest first."""
     for path in _candidates(folder):
         try:
             check_files(path)
@@ -134,17 +140,16 @@ def remove_old_checkpoints(
     Args:
         folder: holds the checkpoints.
         keep_last: newest ones that stay.
-        keep_every_steps: those at multiples of so many updates stay, too.
+        keep_every_steps: those at multiples of this number of updates stay, too.
     """
-    best = folder / "best"
-    best_name = best.read_text().strip() if best.is_file() else None
+    best_one = best(folder)
     for path in list(_candidates(folder))[keep_last:]:
         try:
             state = read_json_object(path / "state.json", CheckpointError)
         except CheckpointError:
             continue  # not one of ours, or damaged: it stays for the user to look at
         is_multiple = bool(keep_every_steps) and state["global_step"] % keep_every_steps == 0
-        if not (state.get("is_phase_end") or is_multiple or path.name == best_name):
+        if not (state.get("is_phase_end") or is_multiple or path == best_one):
             doomed = path.with_name(path.name + _TEMPORARY)
             path.rename(doomed)
             shutil.rmtree(doomed)
@@ -152,17 +157,15 @@ def remove_old_checkpoints(
 
 def _candidates(folder: Path) -> Iterator[Path]:
     ordered = _by_age(folder)
-    pointer = folder / "latest"
-    if pointer.is_file():
-        named = folder / pointer.read_text().strip()
-        if named in ordered:
-            yield named
-            ordered.remove(named)
+    newest = latest(folder)
+    if newest in ordered:
+        yield newest
+        ordered.remove(newest)
     yield from ordered
 
 
 def _by_age(folder: Path) -> list[Path]:
-    """Checkpoint folders, last written first.
+    """Return the checkpoint folders, last written first.
 
     Not by their step: after going back to an earlier checkpoint the ones ahead of it are older than
     what is written next.
@@ -178,7 +181,7 @@ def _by_age(folder: Path) -> list[Path]:
 
 
 def _is_a_checkpoint(path: Path) -> bool:
-    """Whether it is none in the making, or one moved aside whose successor never came."""
+    """Return whether it is finished, or was moved aside for a successor that never came."""
     is_aside = path.name.endswith(_REPLACED + _TEMPORARY) and not _name_of(path).exists()
     return is_aside or not path.name.endswith(_TEMPORARY)
 
@@ -189,7 +192,7 @@ def _written_at(path: Path) -> tuple[int, str]:
 
 
 def _clear_up(folder: Path) -> None:
-    """Remove what a killed save has left, and put back what it had moved aside."""
+    """Remove what a killed save has left, and restore what it had moved aside."""
     for stale in folder.glob("*-step*" + _TEMPORARY):
         base = _name_of(stale)
         if stale.name.endswith(_REPLACED + _TEMPORARY) and not base.exists():
@@ -199,12 +202,12 @@ def _clear_up(folder: Path) -> None:
 
 
 def _name_of(path: Path) -> Path:
-    """The name that a checkpoint has, or had before it was moved aside."""
+    """Return the path of a checkpoint, before it was moved aside."""
     return path.with_name(path.name.removesuffix(_REPLACED + _TEMPORARY))
 
 
 def _check_room(folder: Path, tensors: list[torch.Tensor]) -> None:
-    """Raises OSError where the file system has no room for the tensors."""
+    """Raise OSError where the file system has no room for the tensors."""
     needed = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     free = shutil.disk_usage(folder).free
     if free < needed:

@@ -1,154 +1,99 @@
-"""`bert-ds doctor`: this host, the hosts of a hostfile, or all ranks of a launcher."""
+"""`bert-ds doctor`: is this host, or are all hosts of a run, ready for it?"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch.distributed as torch_dist
+from bert_ds.commands.arguments import add_data, add_json_output, add_recipe
+from bert_ds.errors import BertDsError
 
-from bert_ds.config.loading import load_run_config
-from bert_ds.config.recipe import RunConfig
-from bert_ds.distributed.communicator import init_process_group, shutdown
-from bert_ds.distributed.world import World
-from bert_ds.doctor import hosts as over_ssh
-from bert_ds.doctor.exchange import measure
-from bert_ds.doctor.findings import Finding, as_json, as_text, has_errors
-from bert_ds.doctor.host_facts import HostFacts, Wanted, facts_from, look_at_this_host
-from bert_ds.doctor.hostfile import read_hostfile
-from bert_ds.doctor.judge import judge
-from bert_ds.doctor.shared_file_probe import Token, left_in, token_from
-from bert_ds.errors import BertDsError, ConfigError
-from bert_ds.plan import plan_run
-from bert_ds.train.setup import select_device
+if TYPE_CHECKING:
+    from bert_ds.commands.arguments import Commands
+    from bert_ds.distributed.world import World
 
 
 class NotReadyError(BertDsError):
     """The doctor has found errors."""
 
 
+def add_parser(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check whether this host, or all hosts of a run, are ready for it",
+        description="Check versions, GPUs, precision, LAMB's kernels, network, clocks, folders, "
+        "datasets and limits, compare the hosts, and have them exchange data. Alone it checks this "
+        "host, under a launcher those of all ranks. Code 1 where a run would fail.",
+        epilog="Example: bert-ds doctor --hostfile HOSTS --recipe bert-large --data DATA "
+        "--output-dir RUN",
+    )
+    parser.add_argument("--hostfile", type=Path, metavar="FILE", help="ask these hosts, over ssh")
+    add_recipe(parser, is_required=False)
+    add_data(parser, is_required=False)
+    parser.add_argument("--output-dir", type=Path, metavar="RUN", help="the run folder to be")
+    add_json_output(parser)
+    # What a host is asked for over ssh.
+    parser.add_argument("--facts", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--exchange", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
+    # Accepted and ignored, so that the arguments of pretrain can be given as they are.
+    parser.add_argument("--resume", help=argparse.SUPPRESS)
+    parser.add_argument("--override", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--time-limit", help=argparse.SUPPRESS)
+    parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(execute=run)
+
+
 def run(arguments: argparse.Namespace, world: World) -> None:
-    """Look, and print what was found.
+    """Check, and print what was found.
 
     Raises:
         NotReadyError: a run would fail, or be wrong.
     """
+    from bert_ds.config.loading import load_run_config
+    from bert_ds.doctor import hosts, ranks
+    from bert_ds.doctor.findings import as_json, as_text
+    from bert_ds.doctor.host_facts import Wanted, look_at_this_host
+    from bert_ds.doctor.judge import judge
+    from bert_ds.doctor.shared_file_probe import SharedFileProbe
+
     config = None
     if arguments.recipe is not None:
         config = load_run_config(arguments.recipe, arguments.set)
-    token = token_from(arguments.token) if arguments.token else None
-    wanted = Wanted(config, arguments.data, arguments.output_dir, token)
+    probe = SharedFileProbe.from_argument(arguments.probe) if arguments.probe else None
+    wanted = Wanted(config, arguments.data, arguments.output_dir, probe)
     if arguments.facts:
-        over_ssh.print_answer(look_at_this_host(wanted).as_dict())
+        hosts.print_answer(look_at_this_host(wanted).as_dict())
         return
     if arguments.exchange:
-        _exchange(world)
+        hosts.print_answer(vars(ranks.exchange_as_rank(world, hosts.EXCHANGE_S)))
         return
     if arguments.hostfile is not None:
-        findings = _of_hostfile(arguments, config)
+        passed = _arguments_for_hosts(arguments)
+        findings = hosts.examine_hostfile(arguments.hostfile, wanted, passed)
     elif world.world_size > 1:
-        findings = _of_ranks(wanted, world)
+        findings = ranks.examine_ranks(wanted, world)
     else:
         facts = look_at_this_host(wanted)
         findings = judge([facts], {facts.host: 1}, {}, config)
-    if world.is_main:
-        _report(findings, arguments.json)
+    if not world.is_main:
+        return
+    print(json.dumps(as_json(findings), indent=2) if arguments.json else as_text(findings))
+    errors = [f"{entry.subject}: {entry.message}" for entry in findings if entry.level == "error"]
+    if errors:
+        raise NotReadyError(f"not ready to run: {'; '.join(errors)}")
 
 
-def _report(findings: Sequence[Finding], is_json: bool) -> None:
-    print(json.dumps(as_json(findings), indent=2) if is_json else as_text(findings))
-    if has_errors(findings):
-        worst = [finding for finding in findings if finding.level == "error"]
-        raise NotReadyError(
-            f"not ready to run: {'; '.join(f'{entry.subject}: {entry.told}' for entry in worst)}"
-        )
-
-
-def _of_hostfile(arguments: argparse.Namespace, config: RunConfig | None) -> list[Finding]:
-    slots = read_hostfile(arguments.hostfile)
-    if config is not None:
-        plan_run(config, sum(slots.values()))  # raises where the batch does not divide
-    with _token(arguments.output_dir) as token:
-        passed = _as_arguments(arguments, token)
-        survey = over_ssh.survey(list(slots), passed)
-    findings = list(survey.findings)
-    if survey.facts:
-        findings += judge(survey.facts, slots, survey.clock_offsets, config)
-    if not has_errors(findings):
-        findings += over_ssh.exchange_between(survey.facts)
-    return findings
-
-
-def _as_arguments(arguments: argparse.Namespace, token: Token | None) -> list[str]:
-    """What the hosts are asked about."""
+def _arguments_for_hosts(arguments: argparse.Namespace) -> list[str]:
+    """Return the arguments that each host of the hostfile gets."""
     passed: list[str] = []
-    for flag, value in (
+    for flag, path in (
         ("--recipe", arguments.recipe),
         ("--data", arguments.data),
         ("--output-dir", arguments.output_dir),
     ):
-        passed += [flag, str(Path(value).absolute())] if value is not None else []
-    passed += ["--set", *arguments.set] if arguments.set else []
-    passed += ["--token", token.as_argument] if token is not None else []
-    return passed
-
-
-@contextmanager
-def _token(output_dir: Path | None) -> Iterator[Token | None]:
-    """A file beside the run folder that all hosts must see."""
-    if output_dir is None:
-        yield None
-        return
-    above = (output_dir.absolute(), *output_dir.absolute().parents)
-    folder = next(place for place in above if place.is_dir())
-    try:
-        with left_in(folder) as token:
-            yield token
-    except OSError as err:
-        raise ConfigError(f"nothing can be written to {folder}: {err.strerror or err}") from err
-
-
-def _of_ranks(wanted: Wanted, world: World) -> list[Finding]:
-    """All ranks of a launcher look, each host once, and take part in the exchange."""
-    device = select_device(world)
-    init_process_group(world, device)
-    with _token(wanted.output_dir if world.is_main else None) as written:
-        tokens = [written]
-        torch_dist.broadcast_object_list(tokens, src=0)
-        # one rank of a host looks at its shards: what the others find is left out below
-        data = wanted.data if world.local_rank == 0 else None
-        own = look_at_this_host(replace(wanted, token=tokens[0], data=data))
-        gathered: list[dict[str, object] | None] = [None] * world.world_size
-        torch_dist.all_gather_object(gathered, own.as_dict())
-    exchange = measure(world, device)
-    shutdown()
-    facts: dict[str, HostFacts] = {}
-    slots: dict[str, int] = {}
-    for entry in gathered:
-        assert entry is not None
-        of_rank = facts_from(entry)
-        at = f"{of_rank.host} {of_rank.addresses}"  # hosts may have the same name
-        facts.setdefault(at, of_rank)
-        slots[at] = slots.get(at, 0) + 1
-    first = next(iter(facts.values())).clock
-    named = {at: entry.host for at, entry in facts.items()}
-    if len(set(named.values())) < len(named):
-        named = {at: f"{entry.host} ({entry.addresses[0][1]})" for at, entry in facts.items()}
-    hosts = [replace(entry, host=named[at]) for at, entry in facts.items()]
-    offsets = {named[at]: entry.clock - first for at, entry in facts.items()}
-    slots = {named[at]: number for at, number in slots.items()}
-    findings = judge(hosts, slots, offsets, wanted.config)
-    return [*findings, exchange.as_finding()]
-
-
-def _exchange(world: World) -> None:
-    """One rank of the exchange between the hosts of a hostfile."""
-    device = select_device(world)
-    init_process_group(world, device, over_ssh.EXCHANGE_S, meeting_s=over_ssh.EXCHANGE_S / 2)
-    measured = measure(world, device)
-    shutdown()
-    over_ssh.print_answer(vars(measured))
+        passed += [flag, str(path.absolute())] if path is not None else []
+    return passed + (["--set", *arguments.set] if arguments.set else [])

@@ -1,4 +1,4 @@
-"""A training command on the hosts that are left, when some do not answer any more."""
+"""A training command on the hosts that are left, when some no longer answer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bert_ds.config.loading import load_run_config
-from bert_ds.config.recipe import RunConfig
 from bert_ds.doctor.hostfile import read_hostfile, unreachable_hosts
 from bert_ds.errors import ConfigError
-from bert_ds.plan import plan_run
+
+if TYPE_CHECKING:
+    from bert_ds.config.recipe import RunConfig
 
 
 def on_hosts_left(command: list[str], output_dir: Path) -> list[str]:
-    """The command with the hostfile of the hosts that answer ssh, as it was where all do.
+    """Return the command with a hostfile of the hosts that answer ssh, unchanged where all do.
 
-    The batch stays that of the recipe, so only as many of them are taken as it divides over. The
-    hostfile is read anew, and the new one lies in the run folder.
+    The batch stays that of the recipe, so only as many hosts are taken as it divides over. The
+    hostfile is read each time; the shorter one is written into the run folder.
 
     Raises:
         ConfigError: the batch divides over no number of the hosts that are left.
@@ -45,7 +46,7 @@ def on_hosts_left(command: list[str], output_dir: Path) -> list[str]:
     path = output_dir / "hosts"
     path.write_text("".join(f"{host} slots={number}\n" for host, number in left.items()))
     sys.stderr.write(
-        f"bert-ds supervise: lost hosts ({named}); going on with {', '.join(left)} ({path})\n"
+        f"bert-ds supervise: lost hosts ({named}); training on {', '.join(left)} ({path})\n"
     )
     sys.stderr.flush()
     if len(left) == 1 and "--force_multi" not in command:
@@ -53,14 +54,14 @@ def on_hosts_left(command: list[str], output_dir: Path) -> list[str]:
         place = command.index("deepspeed") + 1 if "deepspeed" in command else 1
         command = [*command[:place], "--force_multi", *command[place:]]
     first = next(iter(slots))
-    replaced = _with_value(command, "--hostfile", str(path))
+    replaced = with_value(command, "--hostfile", str(path))
     if first in lost and value_of(command, "--master_addr") is not None:
-        replaced = _with_value(replaced, "--master_addr", next(iter(left)))
+        replaced = with_value(replaced, "--master_addr", next(iter(left)))
     return replaced
 
 
 def value_of(command: list[str], flag: str) -> str | None:
-    """What a flag of the command is set to."""
+    """Return the value of a flag in a command; None where it is not given."""
     for index, word in enumerate(command):
         if word == flag and index + 1 < len(command):
             return command[index + 1]
@@ -69,14 +70,17 @@ def value_of(command: list[str], flag: str) -> str | None:
     return None
 
 
-def _with_value(command: list[str], flag: str, value: str) -> list[str]:
+def with_value(command: list[str], flag: str, value: str) -> list[str]:
+    """Return the command with another value of a flag that it has."""
     place = next(i for i, word in enumerate(command) if word.split("=")[0] == flag)
     length = 1 if "=" in command[place] else 2
     return [*command[:place], flag, value, *command[place + length :]]
 
 
 def _config_of(command: list[str]) -> RunConfig | None:
-    """The settings that the command trains with, read as it reads them."""
+    """Return the settings that the command trains with, read as it reads them."""
+    from bert_ds.config.loading import load_run_config
+
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--recipe", type=Path)
     parser.add_argument("--set", action="extend", nargs="+", default=[])
@@ -85,6 +89,8 @@ def _config_of(command: list[str]) -> RunConfig | None:
 
 
 def _divides(config: RunConfig, slots: Mapping[str, int]) -> bool:
+    from bert_ds.plan import plan_run
+
     try:
         plan_run(config, sum(slots.values()))
     except ConfigError:

@@ -1,201 +1,141 @@
-"""`bert-ds pretrain`: check everything that can be checked, bring the ranks together, train."""
+"""`bert-ds pretrain`: train the phases of a recipe, or resume a run."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
-import os
-import shlex
-import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import torch
+from bert_ds.commands.arguments import add_data, add_recipe
+from bert_ds.durations import seconds_of
+from bert_ds.errors import StopRequested, TrainingError
 
-from bert_ds.config.loading import load_run_config
-from bert_ds.config.recipe import RunConfig
-from bert_ds.distributed.communicator import Communicator, init_process_group, shutdown
-from bert_ds.distributed.heartbeat import current
-from bert_ds.distributed.world import World
-from bert_ds.engine import check_precision
-from bert_ds.errors import StopRequested, TrainingError, as_wrong_settings
-from bert_ds.model.execution import check_execution, prepare_process
-from bert_ds.plan import num_parameters, passes_as_text, plan_as_text, plan_run, scaled
-from bert_ds.train import setup
-from bert_ds.train.pretrain import run_pretraining
-from bert_ds.train.run import Run
-from bert_ds.train.run_folder import RunFolder, setting_differences
-from bert_ds.train.stop import StopFlag, launcher_processes
-from bert_ds.train.watchdog import Watchdog
-from data_prep.contract.quality import judge_dataset
-from data_prep.contract.screen import write_to_screen
-
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from bert_ds.commands.arguments import Commands
+    from bert_ds.config.recipe import RunConfig
+    from bert_ds.distributed.world import World
+    from bert_ds.plan import RunPlan
+    from bert_ds.train.run import Run
 
 
-def run(arguments: argparse.Namespace, command_line: list[str], world: World) -> None:
-    """Train the recipe's phases from where the run stands."""
+def add_parser(commands: Commands) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "pretrain",
+        help="train all phases of a recipe, or resume a run",
+        description="Train all phases of a recipe. Started again with the same arguments it "
+        "resumes from the newest checkpoint; a complete run is left as it is.",
+        epilog="Example: deepspeed --num_gpus 8 --module bert_ds pretrain --recipe bert-large "
+        "--data DATA --output-dir RUN",
+    )
+    add_recipe(parser)
+    add_data(parser)
+    parser.add_argument(
+        "--output-dir", type=Path, required=True, metavar="RUN", help="the run folder"
+    )
+    parser.add_argument(
+        "--resume", default="auto", metavar="{auto,never,PATH}",
+        help="auto: from the newest checkpoint of RUN where there is one (default); never: refuse "
+        "to resume a run; PATH: from that checkpoint",
+    )  # fmt: skip
+    parser.add_argument(
+        "--override", nargs="+", choices=["settings", "data"], default=[],
+        help="resume although this differs from what the run began with: settings (such as the "
+        "learning rate), or the data (another dataset of the same vocabulary)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time-limit", type=_seconds, metavar="TIME",
+        help="such as 90m, 3h50m or 3600 (seconds): stop then at the next update, save, and leave "
+        "with code 75; leave room for a checkpoint below what the scheduler grants",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check settings, batches and datasets, then stop"
+    )
+    parser.set_defaults(execute=run, is_training=True)
+
+
+def _seconds(text: str) -> float:
+    """Read a duration: a number of seconds, or numbers with d, h, m and s."""
+    try:
+        return seconds_of(text)
+    except ValueError as err:
+        raise argparse.ArgumentTypeError(str(err)) from err
+
+
+def run(arguments: argparse.Namespace, world: World) -> None:
+    """Train the recipe's phases from where the run stands.
+
+    Raises:
+        TrainingError: training has failed, or a file of the run cannot be read or written.
+        StopRequested: the run was asked to stop, and has saved its state.
+    """
+    from bert_ds.config.loading import load_run_config
+    from bert_ds.distributed.communicator import shutdown
+    from bert_ds.plan import plan_run
+    from bert_ds.train.pretrain import run_pretraining
+    from bert_ds.train.start import Request, is_complete, start_run
+
+    began = time.monotonic()
     config = load_run_config(arguments.recipe, arguments.set)
-    plan = plan_as_text(plan_run(config, world.world_size))
+    plan = plan_run(config, world.world_size)  # refuses a batch that does not divide
     if arguments.dry_run:
-        on_this_host = world.local_rank, world.local_world_size
-        opened = setup.open_phase_data(config, arguments.data, None, *on_this_host)
-        if world.is_main:
-            judge_phase_data(opened)
-            print(plan)
-            for phase, data in zip(config.phases, opened, strict=True):
-                print(passes_as_text(phase, data.folder, data.manifest.totals("train").rows))
-            print("settings, batches and datasets fit; nothing was started (--dry-run)")
+        _check_only(arguments, config, plan, world)
         return
-    if _is_complete(arguments.output_dir, config, arguments.resume):
+    if is_complete(arguments.output_dir, config, arguments.resume):
         if world.is_main:
             print(f"{arguments.output_dir} is complete, nothing to do")
         return
-    prepared = _prepare(arguments, config, world, command_line)
+    request = Request(
+        data=arguments.data,
+        output_dir=arguments.output_dir,
+        resume=arguments.resume,
+        overrides=arguments.override,
+        deadline=None if arguments.time_limit is None else began + arguments.time_limit,
+        command_line=arguments.command_line,
+    )
+    started = start_run(config, world, request)
     try:
-        run_pretraining(prepared, arguments.resume)
+        run_pretraining(started, arguments.resume)
     except StopRequested:  # raised on all ranks together
         shutdown()
         raise
     except TrainingError:
-        _say_that_it_failed(prepared)
+        _record_failure(started)
         raise
     except OSError as err:
-        _say_that_it_failed(prepared)
+        _record_failure(started)
         raise TrainingError(
             f"a file of the run could not be read or written, its folder is "
-            f"{prepared.folder.path}: {err}. When that is mended, the same command goes on from "
-            "the last checkpoint"
+            f"{started.folder.path}: {err}. Repair that and start the same command again: it "
+            "resumes from the last checkpoint"
         ) from err
     shutdown()
     if world.is_main:
         print(f"{arguments.output_dir} is complete")
 
 
-def judge_phase_data(opened: Sequence[setup.PhaseData]) -> None:
-    """Warn about shares that make the data worth little or nothing, once for each dataset."""
-    for folder, manifest in {entry.folder: entry.manifest for entry in opened}.items():
-        for finding in judge_dataset(manifest):
-            log.warning("%s: %s", folder, "\n".join(finding.lines()).removeprefix("WARNING "))
+def _check_only(
+    arguments: argparse.Namespace, config: RunConfig, plan: RunPlan, world: World
+) -> None:
+    """Check the datasets, and print the plan."""
+    from bert_ds.plan import passes_as_text, plan_as_text
+    from bert_ds.train.setup import open_phase_data
+    from bert_ds.train.start import judge_phase_data
+
+    on_this_host = world.local_rank, world.local_world_size
+    opened = open_phase_data(config, arguments.data, None, *on_this_host)
+    if world.is_main:
+        judge_phase_data(opened)
+        print(plan_as_text(plan))
+        for phase, data in zip(config.phases, opened, strict=True):
+            print(passes_as_text(phase, data.folder, data.manifest.totals("train").rows))
+        print("settings, batches and datasets fit; nothing was started (--dry-run)")
 
 
-def _say_that_it_failed(run: Run) -> None:
-    """In the summary, where that can still be written."""
+def _record_failure(run: Run) -> None:
+    """Write the failure to the run's summary, if that is still possible."""
     if run.is_main:
         with contextlib.suppress(OSError):
             run.folder.update_summary(status="failed")
-
-
-def _prepare(
-    arguments: argparse.Namespace,
-    config: RunConfig,
-    world: World,
-    command_line: list[str],
-) -> Run:
-    """Bring the ranks together, claim the run folder, open the datasets."""
-    deadline = None
-    if arguments.time_limit is not None:
-        deadline = time.monotonic() + arguments.time_limit
-    device = setup.select_device(world)
-    for phase in config.phases:
-        check_precision(phase)
-    check_execution(config.execution, device)
-    prepare_process(config.execution)
-    init_process_group(world, device, heartbeat_s=config.heartbeat_s, meeting_s=config.meeting_s)
-    comm = Communicator(world, device)
-    folder = RunFolder(arguments.output_dir)
-
-    def claim() -> None:
-        if world.is_main:
-            folder.claim()
-            folder.stop_file.unlink(missing_ok=True)
-            with as_wrong_settings():
-                folder.check_belongs_to(
-                    config, arguments.resume == "never", "settings" in arguments.override
-                )
-
-    comm.together(claim)
-    part, num_parts = comm.among_equals(setup.files_seen(config, arguments.data))
-
-    def open_data() -> list[setup.PhaseData]:
-        with as_wrong_settings():
-            return setup.open_phase_data(config, arguments.data, None, part, num_parts)
-
-    data = comm.together(open_data)
-    if world.is_main:
-        _announce(config, world, device)
-        judge_phase_data(data)
-    launchers = launcher_processes() if world.launcher == "torch" else ()
-    stop = StopFlag(launchers, deadline)
-    if world.is_main:
-        stop = StopFlag(launchers, deadline, folder.stop_file, acknowledge=write_to_screen)
-    watchdog = Watchdog(world.name, config.watchdog_s, _end_with_all)
-    return Run(
-        config,
-        world,
-        comm,
-        device,
-        folder,
-        data,
-        stop,
-        watchdog,
-        _origin(command_line),
-        data_may_differ="data" in arguments.override,
-    )
-
-
-def _end_with_all(exit_code: int) -> None:
-    """End this rank, whose watchdog has told why; those on other hosts hear of it."""
-    peers = current()
-    if peers is not None:
-        peers.tell("it made no progress (watchdog_s); its screen says where it stood", exit_code)
-    os._exit(exit_code)
-
-
-def _announce(config: RunConfig, world: World, device: torch.device) -> None:
-    """Say once what is about to run, and on what."""
-    deepspeed = config.phases[0].deepspeed
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    log.info(
-        "%s: %d rank%s on %s, %s, ZeRO stage %d, %s",
-        config.recipe,
-        world.world_size,
-        "s" if world.world_size > 1 else "",
-        place,
-        deepspeed.precision,
-        deepspeed.zero_stage,
-        scaled(num_parameters(config.model), "parameters"),
-    )
-
-
-def _is_complete(output_dir: Path, config: RunConfig, resume: str) -> bool:
-    """Whether the folder holds this very run, all phases trained and evaluated."""
-    folder = RunFolder(output_dir)
-    if resume != "auto" or not folder.summary.exists():
-        return False
-    former = folder.read_config()
-    is_same = former is not None and not list(setting_differences(former, config))
-    return is_same and folder.read_summary().get("status") == "complete"
-
-
-def _origin(command_line: list[str]) -> dict[str, Any]:
-    """How a run was started: command, package versions, and the commit where there is one."""
-    try:
-        commit = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        commit = None  # installed from a wheel, or without git
-    given = [word for word in command_line if not word.startswith("--local_rank=")]
-    return {
-        "command": shlex.join(["bert-ds", *given]),
-        "commit": commit,
-        "versions": setup.package_versions(),
-    }

@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from bert_ds.config.former import REMOVED_SETTINGS, RENAMED_SETTINGS
+
 
 def describe_validation_error(err: ValidationError, model: type[BaseModel]) -> str:
     """One line a problem: its path, what is wrong, and the nearest known key for an unknown one."""
@@ -27,6 +29,10 @@ def nearest_known(key: str, known: Iterable[str]) -> str:
 def _describe_problem(problem: Any, model: type[BaseModel]) -> str:
     path, known = _locate(problem["loc"], model)
     if problem["type"] == "extra_forbidden":
+        if path in RENAMED_SETTINGS:
+            return f"'{path}' has been renamed; write '{RENAMED_SETTINGS[path]}'"
+        if path in REMOVED_SETTINGS:
+            return f"'{path}' is gone: {REMOVED_SETTINGS[path]}"
         return f"unknown key '{path}'; {nearest_known(path.rpartition('.')[2], known)}"
     if problem["type"] == "missing":
         return f"'{path}' is missing"

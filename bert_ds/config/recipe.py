@@ -132,17 +132,6 @@ class DataConfig(FrozenConfig):
     """Folder on a local disk of each host where shards are copied to when they are first read; for
     datasets on slow file systems. null reads them where they are."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _reader_processes_are_gone(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "reader_processes" in value:
-            raise ValueError(
-                "reader_processes is gone, for one thread reads and masks rows many times faster "
-                "than a GPU trains on them; leave it out, and set data.cache_dir for slow file "
-                "systems"
-            )
-        return value
-
 
 BatchLayout = Literal["unpadded", "packed", "padded"]
 """How the rows of a micro batch lie: end to end; the same, as many as there is room for; or each
@@ -204,7 +193,7 @@ class RunConfig(FrozenConfig):
     """Seconds without progress (a step, an evaluation's batch, a checkpoint) after which a rank
     says where it stands and ends, so that a run never hangs; with 0 only torch's own limit on
     collectives does so, half an hour."""
-    meeting_s: float = Field(default=60.0, gt=0.0)
+    rendezvous_timeout_s: float = Field(default=60.0, gt=0.0)
     """Seconds at the start in which no further rank comes, after which the missing ones are named
     and those that are there end. For hosts that start at very different times."""
     heartbeat_s: float = Field(default=30.0, ge=0.0)

@@ -1,7 +1,8 @@
 """Ranks and the few collectives that the training loop needs, whatever launcher started them.
 
-DeepSpeed's gradient reduction is DeepSpeed's. Here: how do we meet, sums over small tensors, a
-barrier, and leaving in order. Who am I is in `world`. gloo serves CPUs, NCCL serves GPUs.
+DeepSpeed reduces the gradients. Here: joining the process group, sums of small tensors, errors that
+end all ranks together, and leaving in order. `world` holds rank and world size. gloo serves CPUs,
+NCCL serves GPUs.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ import torch
 import torch.distributed as torch_dist
 from torch._C._distributed_c10d import PrefixStore  # torch.distributed's, with types
 
-from bert_ds.distributed.heartbeat import current, set_current
-from bert_ds.distributed.master_address import export_meeting_place
-from bert_ds.distributed.rendezvous import MEETING_S, choose_interface, meet, peers_of
+from bert_ds.distributed.failure import membership
+from bert_ds.distributed.master_address import export_master_address
+from bert_ds.distributed.rendezvous import (
+    RENDEZVOUS_S,
+    choose_interface,
+    monitor_of,
+    rendezvous,
+)
 from bert_ds.distributed.world import World
 from bert_ds.errors import BertDsError, LaunchError, PeerError
 
@@ -29,7 +35,7 @@ def init_process_group(
     device: torch.device,
     timeout_s: float = 1800.0,
     heartbeat_s: float = 30.0,
-    meeting_s: float = MEETING_S,
+    rendezvous_timeout_s: float = RENDEZVOUS_S,
 ) -> None:
     """Bring the ranks together; afterwards collectives work.
 
@@ -39,11 +45,12 @@ def init_process_group(
         timeout_s: seconds that a collective waits for a missing rank before it fails.
         heartbeat_s: seconds of silence after which a rank counts as lost, which ends the others;
             0 for never.
-        meeting_s: seconds without a further rank after which the missing ones count as lost.
+        rendezvous_timeout_s: seconds without a further rank after which the missing ones count as
+            lost.
 
     Raises:
-        LaunchError: nobody says where the ranks meet, or they cannot.
-        PeerError: a rank on another host has failed before it came.
+        LaunchError: MASTER_ADDR is not known, ranks are missing, or they cannot exchange data.
+        PeerError: a rank on another host has failed before the rendezvous.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
     timeout = datetime.timedelta(seconds=timeout_s)
@@ -51,39 +58,40 @@ def init_process_group(
     if world.world_size == 1:
         store = torch_dist.HashStore()  # type: ignore[attr-defined]  # missing in its stubs
         torch_dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        membership.is_in_group = True
         return
-    export_meeting_place(world)
-    meeting = meet(world, meeting_s)
-    peers = peers_of(world, meeting)
-    set_current(peers)
-    peers.watch(heartbeat_s)  # from here on nobody waits for a rank that is gone
-    choose_interface(world, meeting)
+    export_master_address(world)
+    found = rendezvous(world, rendezvous_timeout_s)
+    membership.monitor = monitor_of(world, found)
+    membership.monitor.start(heartbeat_s)  # from here on no rank waits for one that is gone
+    choose_interface(world, found)
     try:
         torch_dist.init_process_group(
             backend,
-            store=PrefixStore("group", meeting.store),
+            store=PrefixStore("group", found.store),
             rank=world.rank,
             world_size=world.world_size,
             timeout=timeout,
         )
     except (RuntimeError, ValueError) as err:
         raise LaunchError(
-            f"rank {world.rank} of {world.world_size} has met the others, and cannot exchange data "
-            f"with them (interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of the host name')}): "
-            f"{err}"
+            f"rank {world.rank} of {world.world_size} has found the others, and cannot exchange "
+            "data with them (interface "
+            f"{os.environ.get('GLOO_SOCKET_IFNAME', 'of the host name')}): {err}"
         ) from err
+    membership.is_in_group = True
 
 
 def shutdown() -> None:
     """Wait for all ranks and leave; without it DeepSpeed's processes can abort at exit."""
     if torch_dist.is_initialized():
         torch_dist.barrier()
-    peers = current()
-    if peers is not None:
-        peers.close()
-        set_current(None)
+    if membership.monitor is not None:
+        membership.monitor.close()
+        membership.monitor = None
     if torch_dist.is_initialized():
         torch_dist.destroy_process_group()
+    membership.is_in_group = False
 
 
 class Communicator:
@@ -97,8 +105,8 @@ class Communicator:
         )
         self._ahead_group = torch_dist.new_group(backend="gloo")
 
-    def sum_numbers(self, values: Sequence[int]) -> list[int]:
-        """Element-wise sum of host integers over all ranks; waits for all of them."""
+    def all_reduce_ints(self, values: Sequence[int]) -> list[int]:
+        """Return the element-wise sum of host integers over all ranks; waits for all of them."""
         tensor = torch.tensor(list(values), dtype=torch.int64)
         torch_dist.all_reduce(tensor, group=self._cpu_group)
         return [int(value) for value in tensor]
@@ -126,30 +134,26 @@ class Communicator:
 
         return wait
 
-    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a device tensor over all ranks, in place; does not wait for the device."""
         torch_dist.all_reduce(tensor)
         return tensor
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on at least one rank: one answer for all."""
-        return self.sum_numbers([int(flag)])[0] > 0
+    def any_rank(self, flag: bool) -> bool:
+        """Return whether the flag is set on at least one rank: one answer for all."""
+        return self.all_reduce_ints([int(flag)])[0] > 0
 
     def among_equals(self, value: int) -> tuple[int, int]:
-        """This rank's place among the ranks that give the same number, and how many those are."""
+        """Return this rank's place among the ranks that give the same number, and their number."""
         values = [0] * self.world.world_size
         values[self.world.rank] = value
-        same = [rank for rank, other in enumerate(self.sum_numbers(values)) if other == value]
+        same = [rank for rank, other in enumerate(self.all_reduce_ints(values)) if other == value]
         return same.index(self.world.rank), len(same)
 
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
-        self.sum_numbers([0])
-
-    def together(self, action: Callable[[], T]) -> T:
+    def run_on_all_ranks(self, action: Callable[[], T]) -> T:
         """Run `action` on every rank; where it fails on one, every rank fails.
 
-        Without this a rank that meets a broken file leaves, and the others wait for it.
+        Without this a rank that finds a broken file leaves, and the others wait for it.
 
         Raises:
             BertDsError: the action's own, on the lowest rank where it failed.
@@ -163,7 +167,7 @@ class Communicator:
             failure = err
         codes = [0] * self.world.world_size
         codes[self.world.rank] = failure.exit_code if failure is not None else 0
-        codes = self.sum_numbers(codes)
+        codes = self.all_reduce_ints(codes)
         if not any(codes):
             return result  # type: ignore[return-value]  # no failure: the action has returned a T
         first_failed = next(rank for rank, code in enumerate(codes) if code)
@@ -172,7 +176,7 @@ class Communicator:
         raise PeerError(first_failed, exit_code=codes[first_failed])
 
     def broadcast_text(self, text: str | None) -> str:
-        """Rank 0's text, on every rank."""
+        """Return rank 0's text on every rank."""
         values = [text]
         torch_dist.broadcast_object_list(values, src=0, group=self._cpu_group)
         assert values[0] is not None, "rank 0 must give the text"

@@ -1,13 +1,26 @@
-"""What the ranks of a run tell each other beside training: who has come, who failed, who lives.
+"""Heartbeats: how ranks notice that another one has failed, and end with its message.
 
 Launchers end the ranks of the host where one has failed. On the other hosts ranks wait in a
 collective for one that will not come: gloo until the connection breaks, NCCL for ever, and a cut
-cable is no broken connection. So each rank keeps a line of its own to a key-value store, beside the
-one that the collectives use, says there every second that it lives, and reads there whether another
-one has failed. Rank 0 looks after all, all look after rank 0. A rank that learns of a failure ends,
-with the message of the rank that failed.
+cable is no broken connection. So each rank has a second connection to the key-value store, apart
+from the one of its collectives. It writes a heartbeat there every second and reads whether another
+rank has reported a failure. Rank 0 watches all ranks, all ranks watch rank 0.
 
-What is counted is time in which this process ran: one that was suspended blames nobody.
+Keys of the store: `beat/RANK`, a number that grows; `failure`, the first failure as JSON;
+`suspected`, written by a rank whose collective broke.
+
+What makes this hard: a call to the store blocks for ever when the network is dead, so the thread
+that talks to it cannot judge. There are two threads and two rules.
+
+- `_send_loop` writes beats, reads the store, and replaces `_seen`, which holds all that it has
+  read, as a whole. Nobody else writes `_seen`.
+- `_watch_loop` reads `_seen` and owns the detector and its clock. It is the only one that ends
+  the process.
+- Events alone are set by several threads: `_is_over` (`close`), `_is_suspected` (the thread of
+  the command whose collective broke, and `_send_loop` where another rank's did).
+
+Time counts while this process runs: a process that was suspended must blame nobody, so the detector
+counts a pause between two looks as one short tick.
 """
 
 from __future__ import annotations
@@ -17,8 +30,8 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 
 import torch.distributed as torch_dist
 from torch._C._distributed_c10d import Store  # torch.distributed's, with types
@@ -26,226 +39,291 @@ from torch._C._distributed_c10d import Store  # torch.distributed's, with types
 from bert_ds.distributed.world import World
 from data_prep.contract.screen import show_last_words, within
 
-_BEAT_S = 1.0
-_TICK_S = 0.5
-_LONGEST_TICK_S = 2.0
-_FOR_THE_LAUNCHER_S = {False: 2.0, True: 5.0}
-"""On one host, on several: a launcher ends other ranks in this time, and they need not speak."""
-_TO_WRITE_S = 5.0
-_IN_DOUBT_S = {False: 4.0, True: 10.0}
-"""On one host, on several: a silence that is enough once a collective has failed."""
-
-
-_current: Peers | None = None
-
-
-def current() -> Peers | None:
-    """The peers of this process; None before the ranks have met, and in a run of one."""
-    return _current
-
-
-def set_current(peers: Peers | None) -> None:
-    """The ranks have met, or leave."""
-    global _current
-    _current = peers
-
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run ends.
-
-    Attributes:
-        rank: that failed.
-        host: it ran on.
-        message: for people.
-        exit_code: of the command.
-        is_told: whether the rank itself has said so on its host's screen.
-    """
+    """Why a run ends."""
 
     rank: int
+    """The rank that failed."""
     host: str
+    """Its host."""
     message: str
+    """The error message."""
     exit_code: int
-    is_told: bool
+    """Of the command."""
+    is_reported: bool
+    """Whether the rank itself has printed the message on its host."""
 
     @property
     def as_text(self) -> str:
-        """The message as it is shown on other hosts."""
+        """The message as other hosts print it."""
         return f"bert-ds: error (rank {self.rank} on {self.host}): {self.message}"
 
 
-class Peers:
-    """The other ranks of a run, as this one hears of them; two threads once it watches."""
+@dataclass(frozen=True)
+class Timing:
+    """Intervals of a monitor, in seconds."""
 
-    def __init__(
-        self,
-        world: World,
-        store: Store,
-        hosts: list[str],
-        end: Callable[[int], object] = os._exit,
-    ) -> None:
-        """Args: this rank; a connection that nobody else uses; the host of each rank; how a process
-        ends."""
-        self._world = world
-        self._store = store
-        self._hosts = hosts
-        self._own_host = hosts[world.rank]
-        self._is_wide = len(set(hosts)) > 1
-        self._end = end
-        self._patience_s = 0.0
-        self._patience_of = "heartbeat_s"
-        self._is_over = threading.Event()
-        self._beats: list[bytes] = []
-        self._num_talks = 0
-        self._failure: Failure | None = None
-        self._lost: str | None = None
-        self._threads: list[threading.Thread] = []
-        give_sign(store, world.rank, 0)
+    beat_s: float = 1.0
+    """Between two heartbeats."""
+    tick_s: float = 0.5
+    """Between two looks at what was read."""
+    longest_tick_s: float = 2.0
+    """A longer pause between two looks counts as this: the process was suspended."""
+    launcher_s: float = 2.0
+    """A launcher ends other ranks in this time, and they need not report anything."""
+    suspected_s: float = 4.0
+    """A silence that is enough once a collective has failed."""
+    write_s: float = 5.0
+    """For the last words on a screen or in the store."""
 
-    def watch(self, heartbeat_s: float) -> None:
-        """Begin to say that this rank lives, and to look after the others.
+
+ONE_HOST = Timing()
+SEVERAL_HOSTS = Timing(launcher_s=5.0, suspected_s=10.0)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rank has read from the store so far."""
+
+    beats: tuple[bytes, ...] = ()
+    """The last heartbeat of each watched rank."""
+    num_answers: int = 0
+    """How often the store has answered."""
+    reported: Failure | None = None
+    """The failure that a rank has reported."""
+    connection_error: str = ""
+    """Why the store answers no more; empty while it does."""
+
+
+class FailureDetector:
+    """Finds the rank that failed, from what was seen and a clock; knows no threads and no store."""
+
+    def __init__(self, rank: int, hosts: Sequence[str], heartbeat_s: float, timing: Timing) -> None:
+        """Begin with silence of 0 seconds.
 
         Args:
+            rank: the one that watches.
+            hosts: the host of each rank.
             heartbeat_s: seconds of silence after which a rank counts as lost; 0 for never.
+            timing: `longest_tick_s` and `suspected_s` of it.
         """
+        self._rank = rank
+        self._hosts = hosts
+        self._timing = timing
         self._patience_s = heartbeat_s
-        for target in (self._talk, self._judge):
-            thread = threading.Thread(target=target, name=f"peers{target.__name__}", daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        self._patience_of = "heartbeat_s"
+        self._former = Seen()
+        self._silence_s: dict[int, float] = {}
+        self._unanswered_s = 0.0
+        self._looked_at: float | None = None
 
-    def close(self) -> None:
-        """End of the watch, after the last barrier: no rank misses another any more."""
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join(timeout=5.0)
-
-    def tell(self, message: str, exit_code: int) -> None:
-        """Let the other ranks know that this one ends, and why. The first failure counts."""
-        failure = Failure(self._world.rank, self._own_host, message, exit_code, True)
-        self._write("failure", json.dumps(asdict(failure)))
-        if self._world.is_main and self._is_wide:
-            time.sleep(3 * _BEAT_S)  # the store may be in this process: the others read it still
-
-    def wait_for_a_verdict(self) -> None:
-        """After a collective has failed: give the judge time to find whose fault it is. It ends
-        this process; where it finds nobody, this returns."""
-        in_doubt_s = _IN_DOUBT_S[self._is_wide]
-        self._be_in_doubt()
-        self._write("doubt", str(self._world.rank))  # rank 0, which judges, may see no fault yet
-        time.sleep(in_doubt_s + _FOR_THE_LAUNCHER_S[self._is_wide] + 3 * _BEAT_S)
-
-    def _be_in_doubt(self) -> None:
-        if self._patience_s > _IN_DOUBT_S[self._is_wide]:
-            self._patience_s = _IN_DOUBT_S[self._is_wide]
+    def suspect(self) -> None:
+        """Lower the patience: a collective has failed, so some rank is probably lost."""
+        if self._patience_s > self._timing.suspected_s:
+            self._patience_s = self._timing.suspected_s
             self._patience_of = "a rank has lost its connections"
 
-    def _write(self, key: str, value: str) -> None:
-        """Write a key that nobody has written; give up where the store does not answer."""
+    def find_failure(self, now: float, seen: Seen) -> Failure | None:
+        """Return the failure that ends the run, or None.
 
-        def write() -> None:
-            with contextlib.suppress(RuntimeError):  # its host is gone, as all will see
-                self._store.compare_set(key, "", value)
+        Args:
+            now: seconds of a clock that never goes back.
+            seen: what was read from the store until now.
+        """
+        passed = 0.0 if self._looked_at is None else now - self._looked_at
+        self._count_silence(min(passed, self._timing.longest_tick_s), seen)
+        self._looked_at = now
+        if seen.reported is not None and seen.reported.rank != self._rank:
+            return seen.reported
+        return self._lost_rank(seen)
 
-        within(_TO_WRITE_S, write)
+    def _count_silence(self, passed: float, seen: Seen) -> None:
+        former = self._former.beats or (None,) * len(seen.beats)
+        for rank, (beat, before) in enumerate(zip(seen.beats, former, strict=True)):
+            self._silence_s[rank] = self._silence_s[rank] + passed if beat == before else 0.0
+        is_answered = seen.num_answers != self._former.num_answers
+        self._unanswered_s = 0.0 if is_answered else self._unanswered_s + passed
+        self._former = seen
 
-    @staticmethod
-    def is_broken_collective(err: Exception) -> bool:
-        """Whether this is what a collective raises when a rank is missing (gloo, NCCL, a store)."""
-        told = str(err)
-        return isinstance(err, torch_dist.DistError) or (
-            isinstance(err, RuntimeError)
-            and any(word in told for word in ("gloo", "NCCL", "Connection closed by peer"))
-        )
-
-    def _talk(self) -> None:
-        """Say that this rank lives, and hear of the others; a dead network holds it up for ever."""
-        watched = range(self._world.world_size) if self._world.is_main else range(1)
-        keys = [f"beat/{rank}" for rank in watched]
-        number = 0
-        while not self._is_over.wait(_BEAT_S):
-            number += 1
-            try:
-                give_sign(self._store, self._world.rank, number)
-                self._beats = self._store.multi_get(keys)
-                if self._store.check(["doubt"]):
-                    self._be_in_doubt()
-                if self._store.check(["failure"]):
-                    self._failure = read_failure(self._store)
-                    return  # whoever holds the store may go now
-            except RuntimeError as err:
-                self._lost = str(err).splitlines()[0]
-                return
-            self._num_talks += 1
-
-    def _judge(self) -> None:
-        silence: dict[int, float] = {}
-        heard: dict[int, bytes] = {}
-        num_talks, unanswered, before = 0, 0.0, time.monotonic()
-        while not self._is_over.wait(_TICK_S):
-            now = time.monotonic()
-            passed, before = min(now - before, _LONGEST_TICK_S), now
-            if self._failure is not None and self._failure.rank != self._world.rank:
-                self._leave(self._failure)
-                return
-            for rank, beat in enumerate(list(self._beats)):
-                silence[rank] = 0.0 if heard.get(rank) != beat else silence[rank] + passed
-                heard[rank] = beat
-            unanswered = 0.0 if self._num_talks != num_talks else unanswered + passed
-            num_talks = self._num_talks
-            verdict = self._verdict(silence, unanswered)
-            if verdict is not None and not self._is_over.is_set():
-                if self._world.is_main:
-                    self._write("failure", json.dumps(asdict(verdict)))
-                self._leave(verdict)
-                return
-
-    def _verdict(self, silence: dict[int, float], unanswered: float) -> Failure | None:
-        own = self._own_host
-        if self._lost is not None:
-            return self._gone(
+    def _lost_rank(self, seen: Seen) -> Failure | None:
+        own = self._hosts[self._rank]
+        if seen.connection_error:
+            return self._failure_of(
                 0,
-                f"has ended ({own} lost its connection to it: {self._lost}); if it gave no reason "
-                "it was killed: look into the kernel log of its host for one out of memory",
+                f"has ended ({own} lost its connection to it: {seen.connection_error}); if it gave "
+                "no reason it was killed: look into the kernel log of its host for one out of "
+                "memory",
             )
         if not self._patience_s:
             return None
-        if not self._world.is_main and unanswered > self._patience_s:
-            return self._gone(
+        if self._rank != 0 and self._unanswered_s > self._patience_s:
+            return self._failure_of(
                 0,
-                f"has not answered {own} for {unanswered:.0f} s ({self._patience_of}): its host, "
-                "or the network between them, is down",
+                f"has not answered {own} for {self._unanswered_s:.0f} s ({self._patience_of}): its "
+                "host, or the network between them, is down",
             )
-        for rank, seconds in silence.items():
-            if rank != self._world.rank and seconds > self._patience_s:
-                return self._gone(
+        for rank, seconds in self._silence_s.items():
+            if rank != self._rank and seconds > self._patience_s:
+                return self._failure_of(
                     rank,
-                    f"has not been heard of for {seconds:.0f} s ({self._patience_of}): the process "
+                    f"has sent no heartbeat for {seconds:.0f} s ({self._patience_of}): the process "
                     "was killed (look into its host's kernel log for one out of memory) or "
                     "stopped, or its host or the network to it is down",
                 )
         return None
 
-    def _gone(self, rank: int, how: str) -> Failure:
-        again = "Started again, the same command goes on from the last checkpoint"
-        return Failure(rank, self._hosts[rank], f"the rank {how}. {again}", 1, False)
-
-    def _leave(self, failure: Failure) -> None:
-        """End this process; where no launcher does it first, with the message."""
-        if self._is_over.wait(_FOR_THE_LAUNCHER_S[self._is_wide]):
-            return  # all have come to the end meanwhile, rank 0 first
-        is_told_here = failure.is_told and failure.host == self._own_host
-        speaks = self._world.is_main or (failure.rank == 0 and self._world.local_rank == 0)
-        text = f"{failure.as_text}\n" if speaks and not is_told_here else ""
-        within(_TO_WRITE_S, lambda: show_last_words(text))
-        self._end(failure.exit_code)
+    def _failure_of(self, rank: int, how: str) -> Failure:
+        resume = "Start the same command again: it resumes from the last checkpoint"
+        return Failure(rank, self._hosts[rank], f"the rank {how}. {resume}", 1, False)
 
 
-def give_sign(store: Store, rank: int, number: int) -> None:
-    """A rank says that it lives. Ranks that have met have all said so once."""
+class HeartbeatMonitor:
+    """Sends this rank's heartbeats and watches the others; two threads once it is started."""
+
+    def __init__(
+        self,
+        world: World,
+        store: Store,
+        hosts: Sequence[str],
+        *,
+        timing: Timing | None = None,
+        end_process: Callable[[int], object] = os._exit,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Send the first heartbeat.
+
+        Args:
+            world: this rank.
+            store: a connection that nobody else uses.
+            hosts: the host of each rank.
+            timing: intervals; by default those for one host or for several.
+            end_process: ends this process with an exit code.
+            clock: seconds, never going back.
+        """
+        self._world = world
+        self._store = store
+        self._hosts = hosts
+        self._own_host = hosts[world.rank]
+        self._is_wide = len(set(hosts)) > 1
+        self._timing = timing or (SEVERAL_HOSTS if self._is_wide else ONE_HOST)
+        self._end_process = end_process
+        self._clock = clock
+        self._seen = Seen()
+        self._is_over = threading.Event()
+        self._is_suspected = threading.Event()
+        self._threads: list[threading.Thread] = []
+        send_beat(store, world.rank, 0)
+
+    def start(self, heartbeat_s: float) -> None:
+        """Start both threads.
+
+        Args:
+            heartbeat_s: seconds of silence after which a rank counts as lost; 0 for never.
+        """
+        detector = FailureDetector(self._world.rank, self._hosts, heartbeat_s, self._timing)
+        self._threads = [
+            threading.Thread(target=self._send_loop, name="heartbeat-send", daemon=True),
+            threading.Thread(
+                target=self._watch_loop, args=(detector,), name="heartbeat-watch", daemon=True
+            ),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """End both threads, after the last barrier: no rank misses another any more."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(timeout=5.0)
+
+    def report_failure(self, message: str, exit_code: int) -> None:
+        """Report to the other ranks that this one ends, and why. The first failure counts."""
+        failure = Failure(self._world.rank, self._own_host, message, exit_code, True)
+        self._write("failure", json.dumps(asdict(failure)))
+        if self._world.is_main and self._is_wide:
+            # the store may be in this process, and the others must read it first
+            time.sleep(3 * self._timing.beat_s)
+
+    def wait_for_diagnosis(self) -> None:
+        """Wait, after a failed collective, until the rank at fault is found and this process ended.
+
+        Returns where no rank is found.
+        """
+        self._is_suspected.set()
+        self._write("suspected", str(self._world.rank))  # rank 0, which judges, may see no fault
+        timing = self._timing
+        time.sleep(timing.suspected_s + timing.launcher_s + 3 * timing.beat_s)
+
+    def _write(self, key: str, value: str) -> None:
+        """Write a key that nobody has written; give up where the store does not answer."""
+
+        def write() -> None:
+            with contextlib.suppress(RuntimeError):  # its host is gone, as all ranks will see
+                self._store.compare_set(key, "", value)
+
+        within(self._timing.write_s, write)
+
+    @staticmethod
+    def is_broken_collective(err: Exception) -> bool:
+        """Whether a collective raises this when a rank is missing (gloo, NCCL, a store)."""
+        message = str(err)
+        return isinstance(err, torch_dist.DistError) or (
+            isinstance(err, RuntimeError)
+            and any(mark in message for mark in ("gloo", "NCCL", "Connection closed by peer"))
+        )
+
+    def _send_loop(self) -> None:
+        """Send beats and read the store; a dead network holds this thread up for ever."""
+        watched = range(self._world.world_size) if self._world.is_main else range(1)
+        keys = [f"beat/{rank}" for rank in watched]
+        number = 0
+        while not self._is_over.wait(self._timing.beat_s):
+            number += 1
+            seen = self._seen
+            try:
+                send_beat(self._store, self._world.rank, number)
+                beats = tuple(self._store.multi_get(keys))
+                if self._store.check(["suspected"]):
+                    self._is_suspected.set()
+                if self._store.check(["failure"]):
+                    self._seen = replace(seen, beats=beats, reported=read_failure(self._store))
+                    return  # the rank that holds the store may end now
+            except RuntimeError as err:
+                self._seen = replace(seen, connection_error=str(err).splitlines()[0])
+                return
+            self._seen = replace(seen, beats=beats, num_answers=seen.num_answers + 1)
+
+    def _watch_loop(self, detector: FailureDetector) -> None:
+        """Look for a failure, and end this process when there is one."""
+        while not self._is_over.wait(self._timing.tick_s):
+            if self._is_suspected.is_set():
+                detector.suspect()
+            seen = self._seen
+            failure = detector.find_failure(self._clock(), seen)
+            if failure is not None and not self._is_over.is_set():
+                if self._world.is_main and failure is not seen.reported:
+                    self._write("failure", json.dumps(asdict(failure)))
+                self._exit(failure)
+                return
+
+    def _exit(self, failure: Failure) -> None:
+        """End this process; print the message where no launcher ends it first."""
+        if self._is_over.wait(self._timing.launcher_s):
+            return  # all ranks have finished meanwhile, rank 0 first
+        is_printed_here = failure.is_reported and failure.host == self._own_host
+        prints = self._world.is_main or (failure.rank == 0 and self._world.local_rank == 0)
+        text = f"{failure.as_text}\n" if prints and not is_printed_here else ""
+        within(self._timing.write_s, lambda: show_last_words(text))
+        self._end_process(failure.exit_code)
+
+
+def send_beat(store: Store, rank: int, number: int) -> None:
+    """Write a heartbeat. Every rank has sent its first one before the rendezvous is over."""
     store.set(f"beat/{rank}", str(number))
 
 
 def read_failure(store: Store) -> Failure:
-    """The failure that a rank has written to the store."""
+    """Read the failure that a rank has written to the store."""
     return Failure(**json.loads(store.get("failure")))

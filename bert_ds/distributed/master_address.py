@@ -1,7 +1,7 @@
-"""Where the ranks of a run meet, found out where the launcher does not say it.
+"""MASTER_ADDR and MASTER_PORT, found out where the launcher does not export them.
 
-deepspeed and torchrun export MASTER_ADDR and MASTER_PORT. mpiexec and srun do not: under MPI rank 0
-tells the others by a broadcast (mpi4py), under Slurm everybody works it out from the job.
+deepspeed and torchrun export them. mpiexec and srun do not: under MPI rank 0 broadcasts them
+(mpi4py), under Slurm every rank works them out from the job.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from bert_ds.errors import LaunchError
 _SLURM_PORTS = range(20_000, 30_000)
 
 
-def export_meeting_place(world: World) -> None:
+def export_master_address(world: World) -> None:
     """Set MASTER_ADDR and MASTER_PORT where there are several ranks and they are not set.
 
     Raises:
-        LaunchError: they cannot be found out; says what to export.
+        LaunchError: they cannot be found out; names what to export.
     """
     missing = [key for key in ("MASTER_ADDR", "MASTER_PORT") if key not in os.environ]
     if world.world_size == 1 or not missing:
@@ -30,7 +30,7 @@ def export_meeting_place(world: World) -> None:
     finders: dict[str, Callable[[World], tuple[str, int]]] = {
         "openmpi": _by_mpi,
         "mpich": _by_mpi,
-        "slurm": lambda _: slurm_meeting_place(os.environ),
+        "slurm": lambda _: slurm_master_address(os.environ),
     }
     if world.launcher not in finders:
         raise LaunchError(_what_to_export(world, missing))
@@ -52,7 +52,7 @@ def _what_to_export(world: World, missing: list[str]) -> str:
 
 
 def _by_mpi(world: World) -> tuple[str, int]:
-    """Rank 0's address and a port that is free there, by a broadcast."""
+    """Return rank 0's address and a port that is free there, by a broadcast."""
     if world.launcher == "openmpi":  # a wheel of mpi4py may find MPICH first
         os.environ.setdefault("MPI4PY_MPIABI", "openmpi")
     from mpi4py import MPI
@@ -73,26 +73,26 @@ def _by_mpi(world: World) -> tuple[str, int]:
 
 
 def address_seen_by(other: str) -> str:
-    """This host's address on the network to another one. (A host's own name may be 127.0.1.1.)
+    """Return this host's address on the network to another. (Its own name may be 127.0.1.1.)
 
     Raises:
-        OSError: the other's name is unknown, or no network leads there.
+        OSError: the name is unknown, or no network leads there.
     """
-    family, kind, _, _, place = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, target = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(place)  # sends nothing
+        probe.connect(target)  # sends nothing
         return str(probe.getsockname()[0])
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on here now."""
+    """Return a TCP port that is free on this host now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
-def slurm_meeting_place(environment: Mapping[str, str]) -> tuple[str, int]:
-    """The step's first host, and a port that is a function of job and step.
+def slurm_master_address(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Return the step's first host, and a port that is a function of job and step.
 
     Raises:
         KeyError: a variable of Slurm is missing.

@@ -1,7 +1,10 @@
-"""How the ranks come together: one store, everybody there, and the interface that gloo is to use.
+"""The rendezvous: all ranks connect to one store, learn all hosts, and choose gloo's interface.
 
-A rank that fails before the others have come says so in the store, and a rank that does not come is
-named: nobody waits half an hour for it.
+A rank that fails before the others have come reports that in the store, and a rank that does not
+come is named, so that no rank waits half an hour for it.
+
+Keys of the store: `owner`, the run that has the port; `at/RANK`, host and address of a rank as
+JSON; `here`, the number of ranks that have come; `failure`, see `heartbeat`.
 """
 
 from __future__ import annotations
@@ -22,53 +25,50 @@ from torch._C._distributed_c10d import (  # torch.distributed's, with types
     TCPStore,
 )
 
-from bert_ds.distributed.heartbeat import Failure, Peers, give_sign, read_failure
+from bert_ds.distributed.heartbeat import Failure, HeartbeatMonitor, read_failure, send_beat
 from bert_ds.distributed.master_address import address_seen_by
 from bert_ds.distributed.world import World
 from bert_ds.errors import LaunchError, PeerError
 
-MEETING_S = 60.0
+RENDEZVOUS_S = 60.0
 """Seconds without a further rank after which those that are missing count as lost."""
-_TELL_EVERY_S = 30.0
-_TRY_AGAIN_S = 0.2
-_TO_TELL_S = 5.0
+_LOG_EVERY_S = 30.0
+_RETRY_S = 0.2
+_REPORT_S = 5.0
 
 _store: Store | None = None
-"""Of this process, once it has one: on rank 0 it can be opened but once."""
+"""The store of this process, once it is open; rank 0 can open it only once."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """All ranks have come.
-
-    Attributes:
-        store: for the process group.
-        hosts: of each rank.
-        addresses: of each rank, as seen from where they meet.
-    """
+class Rendezvous:
+    """What a rank knows once all have come."""
 
     store: Store
+    """For the process group."""
     hosts: list[str]
+    """The host of each rank."""
     addresses: list[str]
+    """The address of each rank's host on the network to MASTER_ADDR."""
 
     @property
     def num_hosts(self) -> int:
-        """Hosts that take part."""
+        """The number of hosts that take part."""
         return len(set(self.hosts))
 
 
-def meet(world: World, timeout_s: float = MEETING_S) -> Meeting:
+def rendezvous(world: World, timeout_s: float = RENDEZVOUS_S) -> Rendezvous:
     """Wait until all ranks have come to MASTER_ADDR:MASTER_PORT.
 
     Args:
         world: this rank.
-        timeout_s: how long nobody may come.
+        timeout_s: seconds that may pass without a further rank.
 
     Raises:
-        LaunchError: they have not come; names those that are missing. Or another run is there.
-        PeerError: one of them has failed meanwhile, and says why.
+        LaunchError: ranks are missing, which are named, or another run has the port.
+        PeerError: one of them has failed meanwhile; gives its message.
     """
     _refuse_restarts_on_several_hosts(world)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -77,41 +77,41 @@ def meet(world: World, timeout_s: float = MEETING_S) -> Meeting:
             _wait_for_rank_0(timeout_s)
         store = _keep(open_store(world.is_main, timeout_s))
         _take_place(world, store)
-        give_sign(store, world.rank, 0)
+        send_beat(store, world.rank, 0)
         store.add("here", 1)
         _wait_for_all(world, store, timeout_s)
         keys = [f"at/{rank}" for rank in range(world.world_size)]
         found = [json.loads(entry) for entry in store.multi_get(keys)]
     except (RuntimeError, ValueError, OSError) as err:
         raise LaunchError(
-            f"rank {world.rank} of {world.world_size} could not meet the others at {place}: "
+            f"rank {world.rank} of {world.world_size} has not reached the others at {place}: "
             f"{str(err).splitlines()[0]}"
         ) from err
     addresses = [at["address"] for at in found]
-    return Meeting(store, _names_of_hosts([at["host"] for at in found], addresses), addresses)
+    return Rendezvous(store, _names_of_hosts([at["host"] for at in found], addresses), addresses)
 
 
 def _wait_for_rank_0(timeout_s: float) -> None:
-    """Wait until rank 0 keeps a store at the meeting place.
+    """Wait until rank 0 keeps a store at MASTER_ADDR:MASTER_PORT.
 
-    TCPStore would wait, too, but for up to twice its timeout, and say no more than that it did.
+    TCPStore would wait, too, but for up to twice its timeout, and its error gives no reason.
 
     Raises:
-        ConnectionError: it does not; says what has become of the last try.
+        ConnectionError: it does not; gives the error of the last attempt.
     """
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + timeout_s
     while True:
-        left = max(deadline - time.monotonic(), _TRY_AGAIN_S)
+        left = max(deadline - time.monotonic(), _RETRY_S)
         try:
             socket.create_connection(place, timeout=left).close()
         except OSError as err:
-            if time.monotonic() + _TRY_AGAIN_S > deadline:
+            if time.monotonic() + _RETRY_S > deadline:
                 raise ConnectionError(
                     f"rank 0, which keeps the store, has not come for {timeout_s:.0f} s "
-                    f"(meeting_s): see what it says on its host ({err})"
+                    f"(rendezvous_timeout_s): look at its log on its host ({err})"
                 ) from err
-            time.sleep(_TRY_AGAIN_S)
+            time.sleep(_RETRY_S)
         else:
             return
 
@@ -123,7 +123,7 @@ def _keep(store: Store) -> Store:
 
 
 def _take_place(world: World, store: Store) -> None:
-    """Write down where this rank is, unless a rank of another run has come here before it."""
+    """Register this rank, unless a rank of another run has come here before it."""
     owner = store.compare_set("owner", "", run_identity(world)).decode()
     own = {"host": socket.gethostname(), "address": _own_address(), "process": os.getpid()}
     value = json.dumps(own)
@@ -137,7 +137,7 @@ def _take_place(world: World, store: Store) -> None:
 
 
 def run_identity(world: World) -> str:
-    """What tells the ranks of one run from those of another one, for people, too."""
+    """Return a text that all ranks of a run share and other runs do not; error messages show it."""
     words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
     folder = ""
     for flag in ("--output-dir", "--run"):
@@ -148,7 +148,7 @@ def run_identity(world: World) -> str:
 
 
 def _refuse_restarts_on_several_hosts(world: World) -> None:
-    """torchrun's agents count restarts each for itself, and keep what an earlier start has said."""
+    """Refuse torchrun's own restarts: its agents count them separately and keep an old store."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if restarts != "0" and world.local_world_size < world.world_size:
         raise LaunchError(
@@ -158,7 +158,7 @@ def _refuse_restarts_on_several_hosts(world: World) -> None:
 
 
 def _names_of_hosts(names: list[str], addresses: list[str]) -> list[str]:
-    """Names that tell hosts apart, also where several have the same one."""
+    """Return names that distinguish the hosts, also where several have the same one."""
     places: dict[str, set[str]] = {}
     for name, address in zip(names, addresses, strict=True):
         places.setdefault(name, set()).add(address)
@@ -169,12 +169,12 @@ def _names_of_hosts(names: list[str], addresses: list[str]) -> list[str]:
 
 
 def open_store(is_server: bool, timeout_s: float) -> Store:
-    """A connection to the store at MASTER_ADDR:MASTER_PORT; on rank 0 the store itself.
+    """Connect to the store at MASTER_ADDR:MASTER_PORT; rank 0 opens the store itself.
 
-    torchrun keeps the store in its agent, for all attempts: each attempt has its own names.
+    torchrun keeps the store in its agent, for all attempts: each attempt has its own prefix.
 
     Raises:
-        RuntimeError: nobody answers there in time.
+        RuntimeError: there is no answer in time.
     """
     store = TCPStore(
         os.environ["MASTER_ADDR"],
@@ -192,40 +192,46 @@ def _has_agent() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def tell_before_meeting(world: World, message: str, exit_code: int) -> None:
-    """This rank fails before it has met the others: those that wait on other hosts hear why."""
+def report_before_rendezvous(world: World, message: str, exit_code: int) -> None:
+    """Report that this rank fails before the rendezvous, to those that wait on other hosts.
+
+    Args:
+        world: this rank.
+        message: the error message.
+        exit_code: of the command.
+    """
     if world.local_world_size == world.world_size or "MASTER_ADDR" not in os.environ:
         return
     try:
         if _store is None and not world.is_main and not _has_agent():
-            _wait_for_rank_0(_TO_TELL_S)
-        store = _store or open_store(world.is_main, _TO_TELL_S)
+            _wait_for_rank_0(_REPORT_S)
+        store = _store or open_store(world.is_main, _REPORT_S)
         owner = store.compare_set("owner", "", run_identity(world)).decode()
         if owner != run_identity(world) or store.add("here", 0) >= world.world_size:
-            return  # those who are there are another run, or have met without this rank
+            return  # it is the store of another run, or the rendezvous is over
         failure = Failure(world.rank, socket.gethostname(), message, exit_code, True)
         store.compare_set("failure", "", json.dumps(asdict(failure)))
     except (RuntimeError, ValueError, OSError):
-        return  # nobody waits there: rank 0 has failed, too
+        return  # no rank waits there: rank 0 has failed, too
     if world.is_main:
-        time.sleep(_TO_TELL_S)  # the store is in this process
+        time.sleep(_REPORT_S)  # the store is in this process
 
 
-def peers_of(world: World, meeting: Meeting) -> Peers:
-    """What the ranks tell each other, on a connection of its own."""
-    return Peers(world, open_store(is_server=False, timeout_s=60.0), meeting.hosts)
+def monitor_of(world: World, found: Rendezvous) -> HeartbeatMonitor:
+    """Build the heartbeat monitor, on a connection of its own."""
+    return HeartbeatMonitor(world, open_store(is_server=False, timeout_s=60.0), found.hosts)
 
 
-def choose_interface(world: World, meeting: Meeting) -> None:
+def choose_interface(world: World, found: Rendezvous) -> None:
     """Have gloo use the interface that leads to the other hosts, unless GLOO_SOCKET_IFNAME is set.
 
-    gloo asks for the address of the host's own name, which Debian's /etc/hosts says is 127.0.1.1.
+    gloo asks for the address of the host's own name, which is 127.0.1.1 in Debian's /etc/hosts.
     """
-    if meeting.num_hosts == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
+    if found.num_hosts == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
         return
-    own = meeting.addresses[world.rank]
-    if _is_loopback(own):  # the meeting place is this host
-        others = [address for address in meeting.addresses if not _is_loopback(address)]
+    own = found.addresses[world.rank]
+    if _is_loopback(own):  # MASTER_ADDR is this host
+        others = [address for address in found.addresses if not _is_loopback(address)]
         own = address_seen_by(others[0]) if others else own
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address == own for entry in addresses) and not _is_loopback(own):
@@ -233,7 +239,7 @@ def choose_interface(world: World, meeting: Meeting) -> None:
 
 
 def _wait_for_all(world: World, store: Store, timeout_s: float) -> None:
-    came = told = time.monotonic()
+    came = logged = time.monotonic()
     num_here = 0
     while num_here < world.world_size:
         if store.check(["failure"]):
@@ -246,28 +252,28 @@ def _wait_for_all(world: World, store: Store, timeout_s: float) -> None:
         came = now if num_here > before else came
         if now - came > timeout_s:
             raise LaunchError(
-                f"{_who_is_missing(world, store)}; nobody has come for {timeout_s:.0f} s "
-                "(meeting_s)"
+                f"{_who_is_missing(world, store)}; no further one has come for {timeout_s:.0f} s "
+                "(rendezvous_timeout_s)"
             )
-        if world.is_main and now - told > _TELL_EVERY_S:
-            told = now
+        if world.is_main and now - logged > _LOG_EVERY_S:
+            logged = now
             log.warning("%s", _who_is_missing(world, store))
         time.sleep(0.1)
 
 
 def _who_is_missing(world: World, store: Store) -> str:
-    """Which ranks have not come, in one line also where they are many."""
+    """Name the ranks that have not come, in one line also where they are many."""
     missing = [rank for rank in range(world.world_size) if not store.check([f"at/{rank}"])]
     named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     return (
         f"{len(missing)} of {world.world_size} ranks have not come (rank{'s'[: len(missing) > 1]} "
-        f"{named}): see what they say on their hosts, and whether those reach "
+        f"{named}): look at their logs on their hosts, and whether those reach "
         f"{os.environ['MASTER_ADDR']}"
     )
 
 
 def _own_address() -> str:
-    """This host's address on the network to the meeting place."""
+    """Return this host's address on the network to MASTER_ADDR."""
     return address_seen_by(os.environ["MASTER_ADDR"])
 
 

@@ -32,30 +32,27 @@ _LAUNCHERS = (
 
 @dataclass(frozen=True)
 class World:
-    """This process among all processes of the run.
-
-    Attributes:
-        rank: 0 to world_size - 1.
-        world_size: processes of the run.
-        local_rank: rank among the processes of this host; the GPU that is used.
-        local_world_size: processes on this host.
-        launcher: what set these: torch (also deepspeed's), openmpi, mpich, slurm or none.
-    """
+    """This process among all processes of the run."""
 
     rank: int
+    """From 0 to world_size - 1."""
     world_size: int
+    """Processes of the run."""
     local_rank: int
+    """Rank among the processes of this host; the number of the GPU that it uses."""
     local_world_size: int
+    """Processes on this host."""
     launcher: str
+    """What set these: torch (deepspeed's launcher, too), openmpi, mpich, slurm or none."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which writes files and talks."""
+        """Whether this is rank 0, which writes files and logs progress."""
         return self.rank == 0
 
     @property
     def name(self) -> str:
-        """This rank, for messages; with its host, where there are several."""
+        """Return this rank for messages; with its host, where there are several."""
         is_alone = self.local_world_size == self.world_size
         return f"rank {self.rank}" if is_alone else f"rank {self.rank} on {socket.gethostname()}"
 
@@ -64,7 +61,7 @@ def world_from_environment(environment: Mapping[str, str]) -> World:
     """Read rank and world size from what the launcher set; without a launcher, one process.
 
     Raises:
-        LaunchError: the variables are there in part or are not numbers.
+        LaunchError: some of the variables are missing, or are not numbers.
     """
     for launcher, rank_key, size_key, local_key, local_size_keys in _LAUNCHERS:
         if rank_key not in environment and size_key not in environment:
@@ -100,6 +97,9 @@ def _number(environment: Mapping[str, str], key: str) -> int:
 
 
 def _leading_number(environment: Mapping[str, str], key: str) -> int | None:
-    """The number that a variable begins with: Slurm writes 8(x4) for 8 tasks on each of 4 hosts."""
+    """Return the number that a variable begins with.
+
+    Slurm writes 8(x4) for 8 tasks on each of 4 hosts.
+    """
     found = re.match(r"\d+", environment.get(key, ""))
     return int(found[0]) if found else None

@@ -19,37 +19,34 @@ _LARGE_ELEMENTS = 4 << 20  # 16 MiB of float32
 
 @dataclass(frozen=True)
 class Exchange:
-    """What was measured.
-
-    Attributes:
-        num_ranks: that took part.
-        backend: gloo or nccl.
-        latency_us: median time of an all-reduce of one element.
-        bandwidth_gb_per_s: bus bandwidth of an all-reduce of 16 MiB, 2 (n - 1) / n x bytes / time
-            (as nccl-tests defines it), median.
-        is_right: whether every sum was.
-    """
+    """What was measured."""
 
     num_ranks: int
+    """Ranks that took part."""
     backend: str
+    """gloo or nccl."""
     latency_us: float
+    """Median time of an all-reduce of one element, in microseconds."""
     bandwidth_gb_per_s: float
+    """Bus bandwidth of an all-reduce of 16 MiB, 2 (n - 1) / n x bytes / time (as nccl-tests defines
+    it), median."""
     is_right: bool
+    """Whether every sum was right."""
 
     def as_finding(self) -> Finding:
-        """For the list."""
-        told = (
+        """Return the measurement as a finding."""
+        message = (
             f"{self.num_ranks} ranks over {self.backend}: {self.latency_us:.0f} us an all-reduce, "
             f"{self.bandwidth_gb_per_s:.2f} GB/s"
         )
         if not self.is_right:
             way_out = "a network card, a GPU or its driver is broken: leave hosts out one by one"
-            return Finding("error", "all-reduce", f"wrong sums; {told}", way_out)
-        return Finding("ok", "all-reduce", told)
+            return Finding("error", "all-reduce", f"wrong sums; {message}", way_out)
+        return Finding("ok", "all-reduce", message)
 
 
 def measure(world: World, device: torch.device) -> Exchange:
-    """All-reduces over all ranks, which all call this; the process group is there."""
+    """Measure all-reduces over all ranks of the process group, which all call this."""
     small = torch.zeros(1, device=device)
     large = torch.empty(_LARGE_ELEMENTS, device=device)
     latencies: list[float] = []

@@ -1,4 +1,4 @@
-"""What was found, for people and for programs."""
+"""Findings of the doctor, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,27 +11,24 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        level: error: a run fails or gives wrong results; warning: it is slower or may fail; ok.
-        subject: what it is about, in a word or two.
-        told: what was found, with the values.
-        way_out: what to do; empty where all is well.
-    """
+    """One thing that was looked at."""
 
     level: Level
+    """error: a run fails or gives wrong results; warning: it is slower or may fail; ok."""
     subject: str
-    told: str
+    """What it is about, in a word or two."""
+    message: str
+    """What was found, with the values."""
     way_out: str = ""
+    """What to do; empty where all is well."""
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """A line a finding, what to do below it; the worst last, where the eye is."""
+    """Return one line per finding and what to do below it, the worst last."""
     order = {"ok": 0, "warning": 1, "error": 2}
     lines = []
     for finding in sorted(findings, key=lambda entry: order[entry.level]):
-        lines.append(f"{finding.level:<8} {finding.subject}: {finding.told}")
+        lines.append(f"{finding.level:<8} {finding.subject}: {finding.message}")
         if finding.way_out:
             lines.append(f"{'':<8}   -> {finding.way_out}")
     counts = {level: sum(f.level == level for f in findings) for level in order}
@@ -40,7 +37,7 @@ def as_text(findings: Sequence[Finding]) -> str:
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Plain values."""
+    """Return the findings as plain values for JSON."""
     return {
         "is_ready": not has_errors(findings),
         "findings": [asdict(finding) for finding in findings],
@@ -48,5 +45,5 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def has_errors(findings: Sequence[Finding]) -> bool:
-    """Whether a run would fail or be wrong."""
+    """Return whether a run would fail or be wrong."""
     return any(finding.level == "error" for finding in findings)

@@ -21,7 +21,7 @@ import torch
 from bert_ds import __version__
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.distributed.master_address import free_port
-from bert_ds.doctor.shared_file_probe import Token
+from bert_ds.doctor.shared_file_probe import SharedFileProbe
 from bert_ds.engine import accelerator_support
 from bert_ds.errors import CheckpointError, ConfigError, DataError
 from bert_ds.optim.kernels import choose_kernel
@@ -42,13 +42,13 @@ class Wanted:
         config: settings, or None where no recipe was given.
         data: the folder of datasets, or None.
         output_dir: the run folder, or None.
-        token: a file that was just written into the shared folder, or None.
+        probe: a file that was just written into the shared folder, or None.
     """
 
     config: RunConfig | None = None
     data: Path | None = None
     output_dir: Path | None = None
-    token: Token | None = None
+    probe: SharedFileProbe | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class HostFacts:
             whole and does not fit the recipe.
         data_warnings: by folder name: subject, what was measured with its cause, how to fix it, of
             every share that makes a dataset worth less.
-        sees_token: whether the shared folder holds the file that was just written; None: not asked.
+        sees_probe: whether the shared folder holds the file that was just written; None: not asked.
         free_bytes: on the run folder's disk, or None.
         unwritable: why the run folder cannot be written, or empty.
     """
@@ -103,7 +103,7 @@ class HostFacts:
     shared_memory_bytes: int
     datasets: dict[str, dict[str, str]] = field(default_factory=dict)
     data_warnings: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
-    sees_token: bool | None = None
+    sees_probe: bool | None = None
     free_bytes: int | None = None
     unwritable: str = ""
 
@@ -150,7 +150,7 @@ def look_at_this_host(wanted: Wanted) -> HostFacts:
         shared_memory_bytes=_free_in("/dev/shm"),
         datasets=datasets,
         data_warnings=data_warnings,
-        sees_token=wanted.token.is_seen() if wanted.token else None,
+        sees_probe=wanted.probe.is_seen() if wanted.probe else None,
         free_bytes=shutil.disk_usage(folder).free if folder else None,
         unwritable="" if folder is None or os.access(folder, os.W_OK) else f"{folder}",
         clock=time.time(),

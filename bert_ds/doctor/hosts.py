@@ -1,5 +1,7 @@
-"""Asks the hosts of a hostfile over ssh, all at once, as the deepspeed launcher will start them:
-the same Python, from the same folder."""
+"""Asks the hosts of a hostfile over ssh, all at once.
+
+They are asked as the deepspeed launcher will start them: the same Python, from the same folder.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ from typing import Any, TypeVar
 
 from bert_ds import __version__
 from bert_ds.doctor.exchange import Exchange
-from bert_ds.doctor.findings import Finding
-from bert_ds.doctor.host_facts import HostFacts, facts_from
-from bert_ds.doctor.hostfile import AT_ONCE, ssh_command
+from bert_ds.doctor.findings import Finding, has_errors
+from bert_ds.doctor.host_facts import HostFacts, Wanted, facts_from
+from bert_ds.doctor.hostfile import AT_ONCE, read_hostfile, ssh_command
+from bert_ds.doctor.judge import judge
+from bert_ds.doctor.shared_file_probe import probe_next_to
+from bert_ds.plan import plan_run
 
 T = TypeVar("T")
 
 _ANSWER_S = 120.0
 EXCHANGE_S = 90.0
-"""A rank of the exchange ends by itself before nobody listens to it any more."""
+"""A rank of the exchange ends by itself before `ask` gives it up."""
 _SSH_FAILED = 255
 _MARK = "bert_ds doctor: "
 """Begins the line with the answer: a login shell may print lines of its own."""
@@ -33,40 +38,60 @@ _MARK = "bert_ds doctor: "
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host has sent.
-
-    Attributes:
-        values: the JSON, or None where there was none.
-        complaint: why not.
-        is_reachable: whether ssh itself worked.
-        asked_at, answered_at: seconds since 1970 by the clock of this host.
-    """
+    """What a host has sent."""
 
     values: dict[str, Any] | None
+    """The JSON, or None where there was none."""
     complaint: str
+    """Why there was none."""
     is_reachable: bool
+    """Whether ssh itself worked."""
     asked_at: float
+    """When it was asked, in seconds since 1970 by the clock of this host."""
     answered_at: float
+    """When it answered, by the same clock."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What all hosts have sent.
-
-    Attributes:
-        facts: of those that answered, under the hostfile's names.
-        clock_offsets: seconds that their clocks are ahead of the first one's.
-        findings: about those that did not, and hosts that stand twice under two names.
-    """
+    """What all hosts have sent."""
 
     facts: list[HostFacts]
+    """Of those that answered, under the hostfile's names."""
     clock_offsets: dict[str, float]
+    """Seconds that their clocks are ahead of the first one's."""
     findings: list[Finding]
+    """About hosts that did not answer, and hosts that are listed under two names."""
 
 
 def print_answer(values: Mapping[str, Any]) -> None:
-    """The other end: what a host prints when it is asked."""
+    """Print what this host answers when it is asked."""
     print(f"{_MARK}{json.dumps(values)}", flush=True)
+
+
+def examine_hostfile(hostfile: Path, wanted: Wanted, arguments: Sequence[str]) -> list[Finding]:
+    """Return the findings about the hosts of a hostfile.
+
+    Args:
+        hostfile: a line per host.
+        wanted: what the run will ask of them.
+        arguments: the same as arguments of `bert-ds doctor`.
+
+    Raises:
+        ConfigError: the hostfile is wrong, or the batch does not divide over its slots.
+    """
+    slots = read_hostfile(hostfile)
+    if wanted.config is not None:
+        plan_run(wanted.config, sum(slots.values()))  # raises where the batch does not divide
+    with probe_next_to(wanted.output_dir) as probe:
+        probing = ["--probe", probe.as_argument] if probe is not None else []
+        found = survey(list(slots), [*arguments, *probing])
+    findings = list(found.findings)
+    if found.facts:
+        findings += judge(found.facts, slots, found.clock_offsets, wanted.config)
+    if not has_errors(findings):
+        findings += exchange_between(found.facts)
+    return findings
 
 
 def survey(hosts: Sequence[str], arguments: Sequence[str]) -> Survey:
@@ -84,7 +109,7 @@ def survey(hosts: Sequence[str], arguments: Sequence[str]) -> Survey:
             findings.append(_no_answer(host, answer))
             continue
         try:
-            told = facts_from(answer.values)
+            sent = facts_from(answer.values)
         except (KeyError, TypeError):
             versions = dict(answer.values.get("versions") or {})
             message = (
@@ -93,11 +118,11 @@ def survey(hosts: Sequence[str], arguments: Sequence[str]) -> Survey:
             way_out = "install the same version on every host, or one environment that all share"
             findings.append(Finding("error", "versions", f"{message} ({__version__})", way_out))
             continue
-        facts.append(replace(told, host=host))
-        clocks[host] = told.clock - answer.answered_at
-        itself = (told.host, str(told.addresses))
+        facts.append(replace(sent, host=host))
+        clocks[host] = sent.clock - answer.answered_at
+        itself = (sent.host, str(sent.addresses))
         if itself in known:
-            message = f"{known[itself]} and {host} are the same host ({told.host})"
+            message = f"{known[itself]} and {host} are the same host ({sent.host})"
             way_out = "name it once, with its slots added up"
             findings.append(Finding("error", "hostfile", message, way_out))
         known[itself] = host
@@ -106,33 +131,39 @@ def survey(hosts: Sequence[str], arguments: Sequence[str]) -> Survey:
 
 
 def exchange_between(facts: Sequence[HostFacts]) -> list[Finding]:
-    """Have one rank on each host take part in an all-reduce."""
+    """Start one rank on each host for an all-reduce, and return what it has shown."""
     if len(facts) < 2 or not facts[0].addresses:
         return []
-    place = {"MASTER_ADDR": facts[0].addresses[0][1], "MASTER_PORT": str(facts[0].free_port)}
+    rendezvous = {"MASTER_ADDR": facts[0].addresses[0][1], "MASTER_PORT": str(facts[0].free_port)}
     ranks = {entry.host: rank for rank, entry in enumerate(facts)}
 
     def take_part(host: str) -> Answer:
         own = {"RANK": ranks[host], "WORLD_SIZE": len(facts), "LOCAL_RANK": 0,
                "LOCAL_WORLD_SIZE": 1}  # fmt: skip
-        return ask(host, ["--exchange"], {**place, **{k: str(v) for k, v in own.items()}})
+        return ask(host, ["--exchange"], {**rendezvous, **{k: str(v) for k, v in own.items()}})
 
     # all at once: each waits for all others
     answers = _on_all([entry.host for entry in facts], take_part, at_once=len(facts))
     found = answers[facts[0].host].values
     if found is not None and all(answer.values is not None for answer in answers.values()):
         return [Exchange(**found).as_finding()]
-    where = ":".join(place.values())
-    told = "; ".join(f"{h}: {a.complaint}" for h, a in answers.items() if a.values is None)
+    where = ":".join(rendezvous.values())
+    message = "; ".join(f"{h}: {a.complaint}" for h, a in answers.items() if a.values is None)
     way_out = (
-        f"open the network between the hosts for all ports (they were to meet at {where}), and see "
+        f"open the network between the hosts for all ports (they use {where} and others), and see "
         "that each one's name and addresses are right"
     )
-    return [Finding("error", "all-reduce", told, way_out)]
+    return [Finding("error", "all-reduce", message, way_out)]
 
 
 def ask(host: str, arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Answer:
-    """Run `bert-ds doctor` on a host, by ssh."""
+    """Run `bert-ds doctor` on a host, by ssh.
+
+    Args:
+        host: its name.
+        arguments: of `bert-ds doctor`.
+        variables: environment variables to set there.
+    """
     names = ("PYTHONPATH", "DS_ACCELERATOR", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")
     given = {name: os.environ[name] for name in names if name in os.environ}
     exported = {**given, **(variables or {})}
@@ -153,8 +184,8 @@ def ask(host: str, arguments: Sequence[str], variables: Mapping[str, str] | None
         if mark:
             values = json.loads(sent)
             return Answer(values, "", True, asked_at, answered_at)
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    complaint = said[-1].strip() if said else f"nothing, exit code {done.returncode}"
+    printed = [line for line in done.stderr.splitlines() if line.strip()]
+    complaint = printed[-1].strip() if printed else f"nothing, exit code {done.returncode}"
     return Answer(None, complaint, done.returncode != _SSH_FAILED, asked_at, answered_at)
 
 

@@ -32,8 +32,8 @@ sent stand by themselves at stages 2 and 3.
 
 At the update of stages 1 and 2 (buckets and activations are gone) the own part of the gradients
 stands twice in the model's precision and once in float32 (`get_flat_partition`, `flatten`, `.to`);
-stage 3 has a copy of a sub-group's and one in float32. At stage 0 LAMB writes the update beside the
-gradient.
+stage 3 has a copy of a sub-group's and one in float32. At stage 0 LAMB writes the update next to
+the gradient.
 
 Offload of the optimizer to the CPU moves float32 weights, moments and their gradient (4 + 8 + 4
 bytes) to the host; at stages 1 and 2 also the weights' way back (b) and a buffer of the largest
@@ -156,7 +156,7 @@ class ZeroMemory:
 def zero_memory(
     zero: Zero, parameters: int, largest: int, ranks: int, accumulation: int
 ) -> ZeroMemory:
-    """The module's table in bytes.
+    """Return the module's table in bytes.
 
     Args:
         zero: what the JSON says.
@@ -165,53 +165,130 @@ def zero_memory(
         ranks: r.
         accumulation: micro batches an update.
     """
+    model = _Model(zero, parameters, largest, ranks, accumulation)
+    return ZeroMemory(
+        weights=_weights(model),
+        gradients=_gradients(model),
+        optimizer=_optimizer(model),
+        buffers=_buffers(model),
+        exchange=_exchange(model),
+        update=_update(model),
+        host=_host(model),
+    )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model on a number of ranks; see `zero_memory`."""
+
+    zero: Zero
+    parameters: int
+    largest: int
+    ranks: int
+    accumulation: int
+
+    @property
+    def own(self) -> int:
+        """Elements of a rank's part, n / r."""
+        return -(-self.parameters // self.ranks)
+
+    @property
+    def in_bucket(self) -> int:
+        """Elements that a bucket sends at once, k."""
+        return min(self.parameters, self.zero.bucket)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of the flat copy of a bucket that is sent."""
+        return self.in_bucket * self.zero.element_bytes if self.ranks > 1 else 0
+
+    @property
+    def sends_in_backward(self) -> bool:
+        """Whether buckets are sent, and their copies made, during the backward pass."""
+        return self.zero.stage > 1 and self.parameters > self.zero.bucket
+
+    @property
+    def sharded_bytes(self) -> int:
+        """Bytes of the weights that a rank keeps all the time, on the GPU or the host."""
+        return self.zero.element_bytes * (self.own if self.zero.stage == 3 else self.parameters)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of the weights that stage 3 has gathered besides its shards, at most."""
+        if self.zero.stage < 3:
+            return 0
+        kept = min(self.parameters, self.zero.reuse_distance // 2)
+        gathered = min(self.parameters, kept + self.zero.prefetched + self.largest)
+        return gathered * self.zero.element_bytes
+
+
+def _weights(model: _Model) -> int:
+    kept = 0 if model.zero.are_parameters_offloaded else model.sharded_bytes
+    return kept + model.gathered_bytes
+
+
+def _gradients(model: _Model) -> int:
+    zero = model.zero
     if zero.stage == 0:
-        copied = FLOAT32 * min(parameters, zero.bucket) if ranks > 1 else 0
-        whole = FLOAT32 * parameters
-        return ZeroMemory(whole, whole, 2 * whole, 0, copied, whole, 0)
-    b, own = zero.element_bytes, -(-parameters // ranks)
-    in_bucket = min(parameters, zero.bucket)
-    copied = in_bucket * b if ranks > 1 else 0
-    buffers = in_bucket * b if zero.stage > 1 else 0
-    if zero.is_contiguous:
-        buffers = zero.bucket * b * (2 if zero.is_overlapping and zero.stage < 3 else 1)
-    exchange = copied + (b * own if zero.stage < 3 else 0)
-    if zero.stage == 1 and zero.is_contiguous:  # gradients have moved to the bucket
-        exchange -= in_bucket * zero.gradient_bytes
-    if zero.stage > 1 and parameters > zero.bucket:  # sent during the backward pass
-        buffers, exchange = buffers + copied, exchange - copied
-    gradients = zero.gradient_bytes * (parameters if zero.stage == 1 else own)
-    gathered = _gathered(zero, parameters, largest) * b
-    sharded = b * (own if zero.stage == 3 else parameters)
-    is_on_host = zero.are_parameters_offloaded
-    weights, host = gathered + (0 if is_on_host else sharded), sharded if is_on_host else 0
-    if zero.is_optimizer_offloaded:
-        host += 4 * FLOAT32 * own
-        if zero.stage == 3:
-            host += zero.gradient_bytes * own
-        else:
-            host += b * (own + largest)
-            buffers += b * largest
-        if zero.stage == 2 and accumulation > 1:
-            host += zero.gradient_bytes * own
-        gradients = gradients if zero.stage == 1 else 0
-        return ZeroMemory(weights, gradients, 0, buffers, exchange, -gradients - gathered, host)
-    stepped = min(own, zero.sub_group) if zero.stage == 3 else own
-    converted = 0 if zero.gradient_bytes == FLOAT32 else FLOAT32
-    update = (zero.gradient_bytes + converted) * stepped
-    if zero.stage == 3:
-        update -= gathered
-    else:
-        update += zero.gradient_bytes * own - gradients - buffers
-    return ZeroMemory(weights, gradients, 3 * FLOAT32 * own, buffers, exchange, update, host)
+        return FLOAT32 * model.parameters
+    if zero.stage == 1:
+        return zero.gradient_bytes * model.parameters
+    return 0 if zero.is_optimizer_offloaded else zero.gradient_bytes * model.own
 
 
-def _gathered(zero: Zero, parameters: int, largest: int) -> int:
-    """Elements that stage 3 has gathered besides its shards, at most."""
-    if zero.stage < 3:
+def _optimizer(model: _Model) -> int:
+    """Float32 weights and two moments; at stage 0 the weights themselves are float32."""
+    if model.zero.stage == 0:
+        return 2 * FLOAT32 * model.parameters
+    return 0 if model.zero.is_optimizer_offloaded else 3 * FLOAT32 * model.own
+
+
+def _buffers(model: _Model) -> int:
+    zero = model.zero
+    if zero.stage == 0:
         return 0
-    kept = min(parameters, zero.reuse_distance // 2)
-    return min(parameters, kept + zero.prefetched + largest)
+    if zero.is_contiguous:
+        num_buckets = 2 if zero.is_overlapping and zero.stage < 3 else 1
+        buckets = num_buckets * zero.bucket * zero.element_bytes
+    else:  # stage 1 sends the gradients themselves
+        buckets = model.in_bucket * zero.element_bytes if zero.stage > 1 else 0
+    copied = model.copy_bytes if model.sends_in_backward else 0
+    way_back = zero.is_optimizer_offloaded and zero.stage < 3
+    return buckets + copied + (zero.element_bytes * model.largest if way_back else 0)
+
+
+def _exchange(model: _Model) -> int:
+    zero = model.zero
+    copied = 0 if model.sends_in_backward else model.copy_bytes
+    own = zero.element_bytes * model.own if zero.stage in (1, 2) else 0
+    # at stage 1 gradients have moved to the bucket
+    moved = model.in_bucket * zero.gradient_bytes if zero.stage == 1 and zero.is_contiguous else 0
+    return copied + own - moved
+
+
+def _update(model: _Model) -> int:
+    zero = model.zero
+    if zero.stage == 0:
+        return FLOAT32 * model.parameters
+    if zero.is_optimizer_offloaded:
+        return -_gradients(model) - model.gathered_bytes
+    stepped = min(model.own, zero.sub_group) if zero.stage == 3 else model.own
+    converted = 0 if zero.gradient_bytes == FLOAT32 else FLOAT32
+    copies = (zero.gradient_bytes + converted) * stepped
+    if zero.stage == 3:
+        return copies - model.gathered_bytes
+    return copies + zero.gradient_bytes * model.own - _gradients(model) - _buffers(model)
+
+
+def _host(model: _Model) -> int:
+    zero = model.zero
+    parameters = model.sharded_bytes if zero.are_parameters_offloaded else 0
+    if not zero.is_optimizer_offloaded:
+        return parameters
+    optimizer = (4 + 8 + 4) * model.own  # float32 weights, moments and gradient
+    way_back = zero.element_bytes * (model.own + model.largest) if zero.stage < 3 else 0
+    has_sums = zero.stage == 3 or (zero.stage == 2 and model.accumulation > 1)
+    return parameters + optimizer + way_back + zero.gradient_bytes * model.own * has_sums
 
 
 @dataclass(frozen=True)
@@ -234,7 +311,13 @@ class Traffic:
 
 
 def zero_traffic(zero: Zero, parameters: int, ranks: int) -> Traffic:
-    """The module's second table in bytes; see there for the arguments."""
+    """Return the module's second table in bytes.
+
+    Args:
+        zero: what the JSON says.
+        parameters: n.
+        ranks: r.
+    """
     once = (ranks - 1) / ranks
     gather = round(once * zero.element_bytes * parameters)
     scatter = round(once * zero.sent_bytes * parameters)
@@ -249,7 +332,7 @@ def zero_traffic(zero: Zero, parameters: int, ranks: int) -> Traffic:
 
 
 def _elements(section: dict[str, Any], key: str, default: float) -> int:
-    """A number of elements; stage 3's keys go by a longer name, too."""
+    """Return a number of elements; stage 3's keys have a longer name, too."""
     value = section.get(key, section.get(f"stage3_{key}", default))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return int(value if is_number else default)

@@ -102,7 +102,7 @@ class _Phase:
         sinks = _open_sinks(run, index, state)
         meter = Meter(
             phase.name,
-            run.comm.sum_tensor,
+            run.comm.all_reduce,
             sinks,
             norms_by_layer=run.config.logging.norms_by_layer,
             speed=setup.speed_of(run.config, phase, run.world, run.device),
@@ -146,7 +146,7 @@ class _Phase:
             updates.close()
             for sink in self.sinks:
                 sink.close()
-        run.comm.together(self.writer.wait)
+        run.comm.run_on_all_ranks(self.writer.wait)
         if run.is_main:
             run.folder.update_summary(phases=phase_entries(run.config, run.folder.metrics))
         self.parts.engine.destroy()
@@ -213,7 +213,9 @@ class _Phase:
                     state.global_step,
                     target,
                 )
-        flags = run.comm.sum_numbers([int(is_best and run.config.checkpoint.keep_best), is_reached])
+        flags = run.comm.all_reduce_ints(
+            [int(is_best and run.config.checkpoint.keep_best), is_reached]
+        )
         return Verdict(*(bool(flag) for flag in flags))
 
     def _save(self, is_phase_end: bool, is_best: bool) -> None:
@@ -240,7 +242,7 @@ class _Phase:
             if run.is_main:
                 self.writer.submit(described, weights, moments, is_best=is_best)
 
-        run.comm.together(submit)
+        run.comm.run_on_all_ranks(submit)
 
     def _go_back(self, cause: str) -> None:
         """Make an earlier checkpoint the newest where that is asked for; else raise the error."""
@@ -254,7 +256,7 @@ class _Phase:
                 drop_rows_after(run, former)
             return former is not None
 
-        if not run.comm.any(run.comm.together(choose)):
+        if not run.comm.any_rank(run.comm.run_on_all_ranks(choose)):
             raise DivergedError(cause)
 
     def _tell_stop(self) -> None:
@@ -299,7 +301,7 @@ def evaluate_held_out(
             rank=comm.world.rank,
             world_size=comm.world.world_size,
             device=comm.device,
-            sum_over_ranks=comm.sum_tensor,
+            sum_over_ranks=comm.all_reduce,
             layout=config.execution.batch_layout,
             forward=stack.enter_context(engine.evaluating()) if engine else None,
             is_partitioned=engine is not None and engine.is_partitioned,

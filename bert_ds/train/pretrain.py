@@ -69,12 +69,12 @@ def run_pretraining(run: Run, resume: str) -> None:
 
 def _find_checkpoint(run: Run, resume: str) -> tuple[Path | None, CheckpointState | None]:
     """Return the checkpoint to resume from and its state, the same on every rank; else Nones."""
-    found = run.comm.together(lambda: _choose(run, resume) if run.is_main else "")
+    found = run.comm.run_on_all_ranks(lambda: _choose(run, resume) if run.is_main else "")
     path = run.comm.broadcast_text(found)
     if not path:
         return None, None
-    checkpoint = run.comm.together(lambda: load_checkpoint(Path(path)))
-    run.comm.together(as_wrong_settings()(lambda: _check_fits(run, checkpoint)))
+    checkpoint = run.comm.run_on_all_ranks(lambda: load_checkpoint(Path(path)))
+    run.comm.run_on_all_ranks(as_wrong_settings()(lambda: _check_fits(run, checkpoint)))
     return checkpoint.path, checkpoint.state
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from bert_ds.config.former import settings_of_today
 from bert_ds.config.loading import validate_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import CheckpointError
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 # What may differ between two starts of one run: it changes speed, memory or reports alone.
 _FREE_KEYS = {
     "checkpoint", "data", "divergence", "evaluation", "execution", "heartbeat_s", "logging",
-    "meeting_s", "watchdog_s",
+    "rendezvous_timeout_s", "watchdog_s",
 }  # fmt: skip
 _FREE_DEEPSPEED_KEYS = {
     "activation_checkpointing", "aio", "comms_logger", "csv_monitor", "dump_state",
@@ -160,10 +161,8 @@ class RunFolder:
         path = self.path / "config.json"
         if not path.exists():
             return None
-        tree = read_json_object(path, CheckpointError).get("config", {})
-        if isinstance(tree, dict) and isinstance(tree.get("data"), dict):
-            # Runs of earlier versions hold this setting, which changed speed alone and is gone.
-            tree["data"].pop("reader_processes", None)
+        content = read_json_object(path, CheckpointError)
+        tree = settings_of_today(content.get("config", {}))
         return validate_run_config(tree, where=str(path))
 
     def read_summary(self) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_another_version_on_one_host_is_an_error(make_cluster: MakeCluster, shar
     found = findings(cluster, shared, code=1)
     assert found["versions"]["level"] == "error"
     told = f"safetensors differs: {present} on node1; 0.0.1 on node2"
-    assert found["versions"]["told"] == told
+    assert found["versions"]["message"] == told
     assert "all-reduce" not in found  # nothing is started where hosts differ
 
 
@@ -56,10 +56,10 @@ def test_other_data_and_a_folder_that_is_not_shared_are_errors(
     cluster.run(cluster.hosts[1], "mount", "--bind", mine, shared)
     found = findings(cluster, shared, code=1)
     assert found["shared folder"]["level"] == "error"
-    assert "node2 does not see what node1 writes" in found["shared folder"]["told"]
+    assert "node2 does not see what node1 writes" in found["shared folder"]["message"]
     assert found["dataset seq32"]["level"] == "ok"
     assert found["dataset seq64"]["level"] == "error"
-    assert "(on node2)" in found["dataset seq64"]["told"]
+    assert "(on node2)" in found["dataset seq64"]["message"]
 
 
 def test_a_clock_that_is_off_is_a_warning(make_cluster: MakeCluster, shared: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_clock_that_is_off_is_a_warning(make_cluster: MakeCluster, shared: Pat
     cluster.start_sshd(second, "-o", variables)
     found = findings(cluster, shared, code=0)
     assert found["clocks"]["level"] == "warning"
-    assert "node2 is 90 s ahead of node1" in found["clocks"]["told"]
+    assert "node2 is 90 s ahead of node1" in found["clocks"]["message"]
     assert "chrony" in found["clocks"]["way_out"]
     assert found["all-reduce"]["level"] == "ok"
 
@@ -85,7 +85,7 @@ def test_an_interface_that_a_host_does_not_have_is_an_error(
     cluster.stop_sshd(second)
     cluster.start_sshd(second, "-o", "SetEnv GLOO_SOCKET_IFNAME=ib0")
     found = findings(cluster, shared, code=1)
-    assert "GLOO_SOCKET_IFNAME is ib0 on node2, which has eth0" in found["network"]["told"]
+    assert "GLOO_SOCKET_IFNAME is ib0 on node2, which has eth0" in found["network"]["message"]
 
 
 def test_a_host_under_two_names_is_an_error(make_cluster: MakeCluster, shared: Path) -> None:

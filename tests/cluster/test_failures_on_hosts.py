@@ -18,7 +18,7 @@ from tests.support.run_folders import num_rows, summary_of
 LONG = ("phases.0.total_steps=100000", "checkpoint.every_steps=1000")
 """Settings of a run that does not end by itself."""
 
-DIES_AFTER_THE_MEETING = """
+DIES_AFTER_THE_RENDEZVOUS = """
 import os
 if os.environ.get("RANK") == "1":
     import threading, time, sys
@@ -132,7 +132,7 @@ def test_a_cut_cable_ends_both_sides(
         cluster.cut(second)
     last = told_at_the_end(process, 60)
     assert "rank 1 on node2" in last
-    assert "has not been heard of for" in last
+    assert "has sent no heartbeat for" in last
     assert "the network to it is down" in last
     wait_until_nothing_trains(cluster, 20)
 
@@ -147,7 +147,7 @@ def test_a_rank_that_is_stopped_is_named(make_cluster: MakeCluster, shared: Path
     os.kill(victim, signal.SIGCONT)  # it finds the others gone, and says so, too
     _, stderr = process.communicate(timeout=60)
     assert process.returncode not in (0, 75), stderr
-    assert "(rank 1 on node2): the rank has not been heard of for" in stderr
+    assert "(rank 1 on node2): the rank has sent no heartbeat for" in stderr
 
 
 def test_a_stop_reaches_the_ranks_on_all_hosts(make_cluster: MakeCluster, shared: Path) -> None:
@@ -183,10 +183,12 @@ def test_a_rank_0_that_is_killed_before_others_reach_it_is_named(
     make_cluster: MakeCluster, shared: Path
 ) -> None:
     cluster = make_cluster(2)
-    process = start_with_hook(cluster, shared, "no-rank-0", DIES_AT_ONCE, "--set", "meeting_s=30")
+    process = start_with_hook(
+        cluster, shared, "no-rank-0", DIES_AT_ONCE, "--set", "rendezvous_timeout_s=30"
+    )
     last = told_at_the_end(process, 90)  # the start included
     assert "(rank 1 on node2)" in last
-    assert "rank 0, which keeps the store, has not come for 30 s (meeting_s)" in last
+    assert "rank 0, which keeps the store, has not come for 30 s (rendezvous_timeout_s)" in last
     wait_until_nothing_trains(cluster, 10)
 
 
@@ -196,7 +198,7 @@ def test_a_rank_that_dies_while_the_groups_are_made_is_named(
 ) -> None:
     """It has met the others: nobody waits for gloo's half an hour."""
     cluster = make_cluster(2)
-    process = start_with_hook(cluster, shared, "half-met", DIES_AFTER_THE_MEETING)
+    process = start_with_hook(cluster, shared, "half-met", DIES_AFTER_THE_RENDEZVOUS)
     last = told_at_the_end(process, 90)
     assert "rank 1 on node2" in last
     wait_until_nothing_trains(cluster, 10)
@@ -273,5 +275,5 @@ def test_a_host_that_leaves_is_dropped_and_the_run_goes_on_with_the_same_result(
     _, stderr = process.communicate(timeout=150)
     assert process.returncode == 0, stderr
     assert "lost hosts (node3:" in stderr
-    assert "going on with node1, node2" in stderr
+    assert "training on node1, node2" in stderr
     assert_equal_to_one_host(run, on_one_host)

@@ -14,12 +14,11 @@ from tests.support.ranks import run_on_ranks
 
 def collectives(world: World) -> tuple[list[int], list[bool], str, list[float], list[list[int]]]:
     comm = Communicator(world, torch.device("cpu"))
-    comm.barrier()
     return (
-        comm.sum_numbers([world.rank, 10]),
-        [comm.any(world.rank == 2), comm.any(False)],
+        comm.all_reduce_ints([world.rank, 10]),
+        [comm.any_rank(world.rank == 2), comm.any_rank(False)],
         comm.broadcast_text(f"from rank {world.rank}" if world.is_main else None),
-        comm.sum_tensor(torch.tensor([0.5, float(world.rank)])).tolist(),
+        comm.all_reduce(torch.tensor([0.5, float(world.rank)])).tolist(),
         ahead_of_the_others(comm, world),
     )
 
@@ -28,14 +27,14 @@ def ahead_of_the_others(comm: Communicator, world: World) -> list[list[int]]:
     """A rank begins before the others have come, which exchange something else meanwhile."""
     if world.rank == 0:
         waits = [comm.begin_sum([1, 2]), comm.begin_max([5])]
-        comm.barrier()
+        comm.all_reduce_ints([0])
     else:
-        comm.barrier()
+        comm.all_reduce_ints([0])
         waits = [comm.begin_sum([1, 2]), comm.begin_max([5 + world.rank])]
     return [wait() for wait in waits]
 
 
-def failing_together(world: World) -> str:
+def failing_on_some_ranks(world: World) -> str:
     comm = Communicator(world, torch.device("cpu"))
 
     def action() -> int:
@@ -43,9 +42,9 @@ def failing_together(world: World) -> str:
             raise DataError(f"shard missing on rank {world.rank}")
         return 5
 
-    assert comm.together(lambda: world.rank * 2) == world.rank * 2
+    assert comm.run_on_all_ranks(lambda: world.rank * 2) == world.rank * 2
     try:
-        comm.together(action)
+        comm.run_on_all_ranks(action)
     except DataError as err:
         return str(err)
     except PeerError as err:
@@ -71,8 +70,8 @@ def test_sums_flags_and_texts_are_the_same_on_every_rank(tmp_path: Path) -> None
     assert run_on_ranks(3, collectives, tmp_path) == [expected] * 3
 
 
-def test_what_fails_on_some_ranks_fails_on_all_and_is_told_once(tmp_path: Path) -> None:
-    assert run_on_ranks(3, failing_together, tmp_path) == [
+def test_what_fails_on_some_ranks_fails_on_all_and_is_reported_once(tmp_path: Path) -> None:
+    assert run_on_ranks(3, failing_on_some_ranks, tmp_path) == [
         "peer 1",
         "shard missing on rank 1",
         "peer 1",

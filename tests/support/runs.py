@@ -31,7 +31,7 @@ def pretrain_in_rank(
     device = torch.device("cpu")
     comm = Communicator(world, device)
     folder = RunFolder(output_dir)
-    opened = comm.together(lambda: setup.open_phase_data(config, data))
+    opened = comm.run_on_all_ranks(lambda: setup.open_phase_data(config, data))
     if world.is_main:
         folder.claim()
     watchdog = Watchdog(world.name, config.watchdog_s)

@@ -102,7 +102,7 @@ def test_no_whole_checkpoint_among_damaged_ones_is_an_error_not_a_fresh_start(
         newest_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("at", ["save_file", "describe_files", "sync", "write_atomically"])
+@pytest.mark.parametrize("at", ["save_file", "describe_files", "sync", "point_to"])
 def test_a_kill_at_any_stage_of_a_save_leaves_a_loadable_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:

@@ -59,7 +59,7 @@ def test_as_many_hosts_are_taken_as_the_batch_divides_over(
         str(tmp_path / "hosts"), "--master_addr", "node2"
     ]  # fmt: skip
     told = capsys.readouterr().err
-    assert "lost hosts (node1: no route); going on with node2, node3" in told
+    assert "lost hosts (node1: no route); training on node2, node3" in told
 
 
 def test_where_no_host_answers_all_are_tried_again(

@@ -73,6 +73,7 @@ def test_a_deepspeed_override_of_one_phase_leaves_the_other_alone(tmp_path: Path
     [
         ("model.hiden_size=3", "unknown key 'model.hiden_size'; did you mean 'hidden_size'?"),
         ("sed=3", "unknown key 'sed'; did you mean 'seed'?"),
+        ("meeting_s=9", "'meeting_s' has been renamed; write 'rendezvous_timeout_s'"),
         ("phases.0.totalsteps=3", "did you mean 'total_steps'?"),
         ("phases.0.schedule.warmup=0.1", "did you mean 'warmup_proportion'?"),
         ("phases.\u00b2.total_steps=3", "must be an index from 0 to 1 of phases"),
@@ -88,7 +89,7 @@ def test_a_deepspeed_override_of_one_phase_leaves_the_other_alone(tmp_path: Path
         ("phases.1.name=phase1", "phase names must differ; they are phase1, phase1"),
         ("phases.0.schedule.kind=cosine", "polynomial"),
         ("phases.0.deepspeed=5", "'phases.0.deepspeed'"),
-        ("data.reader_processes=2", "'data': reader_processes is gone, for one thread"),
+        ("data.reader_processes=2", "'data.reader_processes' is gone: one thread reads"),
         ("data.reader_processes=0", "leave it out, and set data.cache_dir for slow file systems"),
     ],
 )

@@ -42,7 +42,7 @@ def test_who_did_not_take_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     )
     (finding,) = exchange_between([NODE, replace(NODE, host="node2")])
     assert finding.level == "error"
-    assert finding.told == "node1: node1 waits; node2: node2 waits"
+    assert finding.message == "node1: node1 waits; node2: node2 waits"
 
 
 def test_a_survey_tells_hosts_apart_and_what_is_wrong_with_each(
@@ -61,7 +61,7 @@ def test_a_survey_tells_hosts_apart_and_what_is_wrong_with_each(
     found = survey(list(answers), [])
     assert [facts.host for facts in found.facts] == ["a", "b", "alias-of-b"]
     assert found.clock_offsets == {"a": 0.0, "b": 62.0, "alias-of-b": 62.0}
-    told = "\n".join(finding.told for finding in found.findings)
+    told = "\n".join(finding.message for finding in found.findings)
     assert "b and alias-of-b are the same host (b)" in told
     assert "down cannot be reached: No route to host" in told
     assert "bert_ds does not work on bare: No module named bert_ds" in told

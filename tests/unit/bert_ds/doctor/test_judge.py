@@ -13,7 +13,7 @@ from bert_ds.config.recipe import RunConfig
 from bert_ds.doctor.findings import Finding, as_json, as_text, has_errors
 from bert_ds.doctor.host_facts import HostFacts, Wanted, facts_from, look_at_this_host
 from bert_ds.doctor.judge import judge
-from bert_ds.doctor.shared_file_probe import Token, left_in, token_from
+from bert_ds.doctor.shared_file_probe import SharedFileProbe, probe_next_to
 from tests.support.datasets import make_dataset
 from tests.support.recipes import write_recipe
 
@@ -38,7 +38,7 @@ NODE = HostFacts(
     open_files=65536,
     shared_memory_bytes=64 * GIB,
     datasets={"seq128": {"fingerprint": "a" * 64, "vocabulary": "b" * 64}},
-    sees_token=True,
+    sees_probe=True,
     free_bytes=100 * GIB,
 )
 
@@ -54,7 +54,7 @@ def findings_of(
 
 
 def told(findings: list[Finding], level: str) -> str:
-    return "\n".join(f"{f.subject}: {f.told}" for f in findings if f.level == level)
+    return "\n".join(f"{f.subject}: {f.message}" for f in findings if f.level == level)
 
 
 def test_equal_hosts_are_ready() -> None:
@@ -86,7 +86,7 @@ def test_equal_hosts_are_ready() -> None:
         ({"interface": "ib0"}, "error", "GLOO_SOCKET_IFNAME is ib0 on node2, which has eth0"),
         ({"addresses": []}, "error", "node2 has no address but the loopback"),
         ({"offset": -90.0}, "warning", "node2 is 90 s behind node1"),
-        ({"sees_token": False}, "error", "node2 does not see what node1 writes"),
+        ({"sees_probe": False}, "error", "node2 does not see what node1 writes"),
         ({"unwritable": "/runs"}, "error", "/runs cannot be written on node2"),
         (
             {"datasets": {"seq128": {"fingerprint": "c" * 64, "vocabulary": "b" * 64}}},
@@ -110,7 +110,7 @@ def test_what_differs_is_named_with_its_host_and_a_way_out(
 def test_a_rank_that_is_bound_to_one_core_is_a_warning() -> None:
     (found,) = (entry for entry in findings_of(cores=1) if entry.subject == "cores")
     assert found.level == "warning"
-    assert found.told == "a rank on node2 may use one of its 64 CPU cores"
+    assert found.message == "a rank on node2 may use one of its 64 CPU cores"
     assert "--bind-to none" in found.way_out
 
 
@@ -151,7 +151,7 @@ def test_the_disk_must_hold_the_checkpoints(gib: float, level: str) -> None:
 
 
 def test_text_ends_with_the_worst_and_json_holds_all() -> None:
-    findings = findings_of(sees_token=False, open_files=1)
+    findings = findings_of(sees_probe=False, open_files=1)
     lines = as_text(findings).splitlines()
     assert lines[0].startswith("ok ")
     assert lines[-3].startswith("error    shared folder")
@@ -163,12 +163,12 @@ def test_text_ends_with_the_worst_and_json_holds_all() -> None:
 
 
 def test_facts_of_this_host_travel_as_json(tmp_path) -> None:
-    with left_in(tmp_path) as token:
-        again = token_from(token.as_argument)
-        facts = look_at_this_host(Wanted(output_dir=tmp_path / "run", token=again))
-        assert facts.sees_token is True
-        assert not Token(token.path, "other").is_seen()
-    assert not token.path.exists()
+    with probe_next_to(tmp_path / "run") as probe:
+        again = SharedFileProbe.from_argument(probe.as_argument)
+        facts = look_at_this_host(Wanted(output_dir=tmp_path / "run", probe=again))
+        assert facts.sees_probe is True
+        assert not SharedFileProbe(probe.path, "other").is_seen()
+    assert not probe.path.exists()
     assert facts.free_bytes
     assert facts.versions["torch"]
     assert facts.cores >= 1
@@ -183,7 +183,7 @@ def test_a_dataset_that_does_not_fit_the_recipe_is_an_error(tmp_path) -> None:
     assert "no such folder" in fits.datasets["seq64"]["wrong"]
     larger = load_run_config(tmp_path / "recipe", ["model.vocab_size=80"])
     facts = look_at_this_host(Wanted(config=larger, data=tmp_path))
-    errors = [e.told for e in judge([facts], {facts.host: 1}, {}, larger) if e.level == "error"]
+    errors = [e.message for e in judge([facts], {facts.host: 1}, {}, larger) if e.level == "error"]
     assert any("does not fit the recipe: its vocabulary has" in told for told in errors)
 
 
@@ -196,7 +196,7 @@ def test_shares_that_make_a_dataset_worthless_are_a_warning_once(tmp_path) -> No
     other = replace(facts, host="node2")
     findings = judge([facts, other], {facts.host: 1, "node2": 1}, {}, config)
     warned = [f for f in findings if f.subject.startswith("rows of") and f.level == "warning"]
-    assert [(f.subject, f.told.partition(" (")[0]) for f in warned] == [
+    assert [(f.subject, f.message.partition(" (")[0]) for f in warned] == [
         ("rows of seq32", "held-out rows: there are none")
     ]
     assert "--valid-fraction" in warned[0].way_out

@@ -77,6 +77,18 @@ def test_a_setting_of_earlier_versions_does_not_keep_a_run_from_being_read(
     assert folder.read_config() == config
 
 
+def test_a_run_is_read_that_began_under_a_former_name_of_a_setting(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    config = config_with(tmp_path, "rendezvous_timeout_s=90")
+    folder.write_config(config, {})
+    path = folder.path / "config.json"
+    content = json.loads(path.read_text())
+    content["config"]["meeting_s"] = content["config"].pop("rendezvous_timeout_s")
+    path.write_text(json.dumps(content))
+    assert folder.read_config() == config
+
+
 def test_a_fresh_start_in_a_used_folder_is_refused(folder: RunFolder, tmp_path: Path) -> None:
     config = config_with(tmp_path)
     folder.check_belongs_to(config, is_fresh_start=True)

@@ -1,4 +1,4 @@
-"""What pretrain says about its data before it starts."""
+"""What a run logs about its data before it starts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_ds.commands.pretrain import judge_phase_data
 from bert_ds.config.loading import load_run_config
 from bert_ds.train.setup import files_seen, open_phase_data
+from bert_ds.train.start import judge_phase_data
 from tests.support.datasets import make_dataset
 from tests.support.recipes import write_recipe
 
