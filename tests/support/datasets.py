@@ -122,7 +122,7 @@ def make_dataset(
             select_rows(block, np.arange(start, min(start + rows_per_block, count)))
             for start in range(0, count, rows_per_block)
         ]
-        written = summer.counted(iter(blocks))
+        written = summer.count_rows(iter(blocks))
         shards[split] = tuple(write_shards(folder, f"{split}-00000", written, 4))
         totals[split] = summer.totals()
     manifest = Manifest(
