@@ -45,7 +45,7 @@ def run_block(folder: Path, block: Block) -> None:
                 run_in(folder, ["bash", "-c", command.replace("30522", str(size))])
     if block.language == "python":
         (folder / "example.py").write_text(block.text)
-        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
         is_launched = "deepspeed.initialize" in block.text
         run_in(folder, [sys.executable, *(launcher if is_launched else []), "example.py"])
 

@@ -156,6 +156,13 @@ def test_files_that_are_named_exist(page: Path) -> None:
             assert (ROOT / path).exists(), f"{page}: {span}"
 
 
+def test_tests_that_are_named_exist() -> None:
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = {span for page in PAGES for span in spans(page) if re.fullmatch(r"test_\w+", span)}
+    assert named
+    assert not {name for name in named if f"def {name}(" not in tests}
+
+
 @ALL_PAGES
 def test_every_command_is_run_or_has_a_reason(page: Path) -> None:
     """Pages that tests/e2e/test_documented_commands.py runs from top to bottom need no reasons."""
