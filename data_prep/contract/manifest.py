@@ -210,7 +210,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     """Version of the format of shards and manifest."""
     fingerprint: str = ""
-    """Return the sha256 over all that determines the bytes of the shards, and their own checksums."""
+    """sha256 over all that determines the bytes of the shards, and their own checksums."""
 
     def shards(self, split: str) -> tuple[ShardEntry, ...]:
         """Return the shards of "train" or "valid", in order."""

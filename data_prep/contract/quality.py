@@ -71,7 +71,7 @@ class DataFinding:
     """What to do."""
 
     def lines(self) -> tuple[str, ...]:
-        """For people, a line each for what was measured, its cause and how to fix it."""
+        """Return a line each for what was measured, its cause and how to fix it."""
         cause = (f"  cause: {self.cause}",) if self.cause else ()
         return (f"WARNING {self.subject}: {self.measured}", *cause, f"  fix: {self.fix}")
 
@@ -97,18 +97,18 @@ def judge_dataset(manifest: Manifest) -> list[DataFinding]:
 
 
 def padding_share(manifest: Manifest, totals: Totals) -> float:
-    """Share of the positions that are padding if every row is padded to full length."""
+    """Return the share of the positions that are padding if every row is padded to full length."""
     return 1 - totals.tokens / (totals.rows * manifest.sequence_length)
 
 
 def unknown_share(manifest: Manifest, totals: Totals) -> float:
-    """Share of [UNK] among the tokens of the text, without [CLS] and [SEP]."""
+    """Return the share of [UNK] among the tokens of the text, without [CLS] and [SEP]."""
     special = (3 if manifest.pair_label_name else 2) * totals.rows
     return totals.unknown / max(totals.tokens - special, 1)
 
 
 def _labels(manifest: Manifest) -> Iterator[DataFinding]:
-    """Next-sentence (or sentence-order) labels that are nearly all alike."""
+    """Yield a finding for next-sentence (or sentence-order) labels that are nearly all alike."""
     low, high = THRESHOLDS.lowest_label_share, THRESHOLDS.highest_label_share
     for split in SPLITS if manifest.pair_label_name else ():
         totals = manifest.totals(split)
@@ -128,7 +128,7 @@ def _labels(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _random_cause(manifest: Manifest) -> tuple[str, str]:
-    """Why nearly all second segments are random, and how to fix it."""
+    """Return why nearly all second segments are random, and how to fix it."""
     text = manifest.text
     singles = text.single_sentence_documents / max(manifest.documents, 1)
     of_one = text.single_sentence_pieces / max(text.single_sentence_documents, 1)
@@ -160,7 +160,7 @@ def _random_cause(manifest: Manifest) -> tuple[str, str]:
 
 
 def _uncut_cause(manifest: Manifest) -> tuple[str, str]:
-    """Why text is not cut into sentences, and how to fix it."""
+    """Return why text is not cut into sentences, and how to fix it."""
     script, rule = _script(manifest), manifest.parameters.get("sentences", "rules")
     if rule == "lines":
         return (
@@ -184,7 +184,7 @@ def _balanced(manifest: Manifest) -> str:
 
 
 def _next_cause(manifest: Manifest, split: str) -> tuple[str, str]:
-    """Why hardly any second segment is random, and how to fix it."""
+    """Return why hardly any second segment is random, and how to fix it."""
     source = manifest.source(split)
     if source.documents and source.documents_without_partner > _MANY * source.documents:
         return (
@@ -195,7 +195,7 @@ def _next_cause(manifest: Manifest, split: str) -> tuple[str, str]:
 
 
 def _unknown(manifest: Manifest) -> Iterator[DataFinding]:
-    """Much [UNK]."""
+    """Yield a finding for much [UNK]."""
     totals, text = manifest.train_totals, manifest.text
     share = text.unknown_pieces / max(text.pieces, 1)
     if totals.rows:
@@ -212,7 +212,7 @@ def _unknown(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _unknown_cause(manifest: Manifest, share: float) -> tuple[str, str]:
-    """Why so much is unknown, and how to fix it."""
+    """Return why so much is unknown, and how to fix it."""
     text, characters = manifest.text, manifest.unknown_characters
     script = _script(manifest)
     if text.unknown_characters < _MANY * text.unknown_pieces:
@@ -242,7 +242,7 @@ def _unknown_cause(manifest: Manifest, share: float) -> tuple[str, str]:
 
 
 def _held_out(manifest: Manifest) -> Iterator[DataFinding]:
-    """No held-out rows, or too few to measure with."""
+    """Yield a finding for no held-out rows, or too few to measure with."""
     rows, fewest = manifest.valid_totals.rows, THRESHOLDS.held_out_rows
     if rows >= fewest:
         return
@@ -267,7 +267,7 @@ def _held_out(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _repeated_documents(manifest: Manifest) -> Iterator[DataFinding]:
-    """Yield texts that stand more than once in the inputs."""
+    """Yield a finding for texts that stand more than once in the inputs."""
     share = manifest.repeated_documents / max(manifest.documents, 1)
     if share > THRESHOLDS.repeated_documents:
         yield DataFinding(
@@ -281,7 +281,7 @@ def _repeated_documents(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _repeated_rows(manifest: Manifest) -> Iterator[DataFinding]:
-    """Train rows that have the text of another one."""
+    """Yield a finding for train rows that have the text of another one."""
     totals = manifest.train_totals
     share = totals.repeated_rows / max(totals.rows, 1)
     if share > THRESHOLDS.repeated_rows:
@@ -296,7 +296,7 @@ def _repeated_rows(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _repeated_cause(manifest: Manifest) -> tuple[str, str]:
-    """Why rows repeat, and how to fix it."""
+    """Return why rows repeat, and how to fix it."""
     factor, mean = manifest.parameters.get("duplicate_factor", 1), _document_length(manifest)
     repeated = manifest.repeated_documents / max(manifest.documents, 1)
     if repeated > THRESHOLDS.repeated_documents:
@@ -312,7 +312,7 @@ def _repeated_cause(manifest: Manifest) -> tuple[str, str]:
 
 
 def _divided_rows(manifest: Manifest) -> Iterator[DataFinding]:
-    """Yield pairs whose segments are two parts of one sentence."""
+    """Yield a finding for pairs whose segments are two parts of one sentence."""
     totals, source = manifest.train_totals, manifest.train_source
     share = source.divided_rows / max(totals.rows, 1)
     if manifest.pair_label_name and share > THRESHOLDS.divided_rows:
@@ -332,7 +332,7 @@ def _divided_rows(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _padding(manifest: Manifest) -> Iterator[DataFinding]:
-    """Yield rows far shorter than they may be."""
+    """Yield a finding for rows far shorter than they may be."""
     totals = manifest.train_totals
     share = padding_share(manifest, totals) if totals.rows else 0.0
     if share > THRESHOLDS.padding:
@@ -349,7 +349,7 @@ def _padding(manifest: Manifest) -> Iterator[DataFinding]:
 
 
 def _document_length(manifest: Manifest) -> float:
-    """Return tokens of a document on average."""
+    """Return the mean number of tokens of a document."""
     return manifest.text.pieces / max(manifest.documents, 1)
 
 
