@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LaunchError as err:
         print(f"bert-ds: error: {err}", file=sys.stderr)
         return err.exit_code
-    # a run must not end because nobody reads what it prints
+    # a run must not end when its output is no longer read
     with lasting_screen() if arguments.is_training else contextlib.nullcontext():
         _start_logging(world)
         return _exit_code_of(arguments, world)

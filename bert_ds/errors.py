@@ -1,4 +1,4 @@
-"""The errors that a user of `bert_ds` can meet and mend.
+"""The errors that a user of `bert_ds` can cause and repair.
 
 Every message says what is wrong, the values, the rule, and the way out. Anything that is not one
 of these classes (an `AssertionError`, a `KeyError`) is a fault of `bert_ds` itself.
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 class BertDsError(Exception):
-    """Base of all errors that a user can mend. `exit_code` is what the command exits with."""
+    """Base of all errors that a user can repair. `exit_code` is what the command exits with."""
 
     exit_code = 1
 
@@ -30,8 +30,10 @@ class CheckpointError(BertDsError):
 
 @contextlib.contextmanager
 def as_wrong_settings() -> Iterator[None]:
-    """Gives errors about data and checkpoints the exit code of wrong settings: whatever is refused
-    before training begins is not mended by starting the same command again."""
+    """Give errors about data and checkpoints the exit code of wrong settings.
+
+    What is refused before training begins is not repaired by starting the same command again.
+    """
     try:
         yield
     except (CheckpointError, DataError) as err:
@@ -44,7 +46,7 @@ class LaunchError(BertDsError):
 
 
 class TrainingError(BertDsError):
-    """Training cannot go on, for example because the loss is not a number."""
+    """Training cannot continue, for example because the loss is not a number."""
 
 
 class DivergedError(TrainingError):
@@ -52,7 +54,7 @@ class DivergedError(TrainingError):
 
 
 class PeerError(BertDsError):
-    """Another rank has failed and tells the user why; this one leaves the telling to it."""
+    """Another rank has failed and reports why; this one leaves the report to it."""
 
     def __init__(self, failed_rank: int, why: str = "", exit_code: int = 1) -> None:
         super().__init__(f"rank {failed_rank} has failed{': ' if why else ''}{why}")
@@ -61,6 +63,6 @@ class PeerError(BertDsError):
 
 
 class StopRequested(BertDsError):
-    """The run was asked to stop, has saved its state, and goes on when started again."""
+    """The run was asked to stop, has saved its state, and resumes when started again."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: "try again later"

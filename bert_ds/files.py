@@ -1,4 +1,4 @@
-"""Small files: read with errors that say where, written as a whole or not at all."""
+"""Small files: read with errors that name the place, written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def folder_written_at_once(output_dir: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `output_dir` if the block ends without an error.
 
     Its files are flushed before; what had the name moves aside for that and is removed last. A kill
-    between the two renames leaves both, whole, in the hidden folder beside it.
+    between the two renames leaves both, whole, in the hidden folder next to it.
     """
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))

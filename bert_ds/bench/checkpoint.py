@@ -1,7 +1,7 @@
 """`bert-ds bench checkpoint`: what a checkpoint costs a run, and how long it takes to come back.
 
 Training waits while the tensors are put together on the first rank, and for the former checkpoint
-where that is still being written; the writing itself goes on beside the next updates.
+where that is still being written; the writing itself overlaps with the next updates.
 """
 
 from __future__ import annotations
@@ -36,29 +36,27 @@ STAGES = ("put together", "written", "checked", "loaded")
 
 @dataclass(frozen=True)
 class CheckpointBench:
-    """Seconds of each stage, medians, and what they were measured on.
-
-    Attributes:
-        recipe: whose model it is.
-        folder: where the checkpoints lay.
-        gigabytes: of a checkpoint, 10^9 bytes.
-        zero_stage, precision: of the engine.
-        device: that held the weights.
-        repeats: rounds.
-        seconds: stage to median seconds. Training waits for the first alone.
-    """
+    """Seconds of each stage, medians, and what they were measured on."""
 
     recipe: str
+    """The recipe whose model it is."""
     folder: str
+    """Where the checkpoints lay."""
     gigabytes: float
+    """Size of a checkpoint, 10^9 bytes."""
     zero_stage: int
+    """ZeRO stage of the engine."""
     precision: str
+    """Precision of the engine."""
     device: str
+    """Device that held the weights."""
     repeats: int
+    """Rounds."""
     seconds: dict[str, float]
+    """Median seconds by stage. Training waits for the first alone."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -153,19 +151,19 @@ def _state(config: RunConfig) -> CheckpointState:
 
 
 def as_text(bench: CheckpointBench) -> str:
-    """A table for people."""
+    """Return a table."""
     lines = [
         f"{bench.recipe}: a checkpoint of {bench.gigabytes:.2f} GB in {bench.folder}, ZeRO stage "
         f"{bench.zero_stage}, {bench.precision}, {bench.device}; medians of {bench.repeats} rounds",
         "",
     ]
-    told = {
+    notes = {
         "put together": "training waits for it",
-        "written": "beside training: files, checksums, sync",
-        "checked": "checksums, when a run goes on",
-        "loaded": "when a run goes on",
+        "written": "during training: files, checksums, sync",
+        "checked": "checksums, when a run resumes",
+        "loaded": "when a run resumes",
     }
     for stage, seconds in bench.seconds.items():
         rate = bench.gigabytes / seconds
-        lines.append(f"{stage:14}{seconds:8.2f} s {rate:8.2f} GB/s   {told[stage]}")
+        lines.append(f"{stage:14}{seconds:8.2f} s {rate:8.2f} GB/s   {notes[stage]}")
     return "\n".join(lines)

@@ -27,43 +27,42 @@ _HEADER_BYTES = 1 << 20  # BERT-large's 398 tensors need 40 KB
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a checkpoint says besides its tensors.
-
-    Attributes:
-        phase: name of the phase that it was written in.
-        phase_index: number of that phase, from 0.
-        global_step: updates applied in the phase.
-        skipped_steps: updates of the phase skipped for overflow.
-        samples_seen: rows of the phase consumed, all ranks; the position in the data.
-        tokens_seen: real tokens of the phase consumed, all ranks.
-        is_phase_end: whether the phase is complete.
-        optimizer_step: the optimizer's own count of updates, for its bias correction.
-        loss_scaler: state of fp16's dynamic loss scaling; empty without fp16.
-        dataset_fingerprint: of the phase's dataset.
-        vocabulary_sha256: of the vocabulary.
-        world_size, zero_stage, precision: the layout that wrote it, for information.
-        versions: of the packages that wrote it.
-        rollbacks: number of the rollback that made it; 0 for a checkpoint of training.
-        rows_until: samples_seen of the last logged update that counts, where it is another.
-    """
+    """What a checkpoint says besides its tensors."""
 
     phase: str
+    """Name of the phase that it was written in."""
     phase_index: int
+    """Number of that phase, from 0."""
     global_step: int
+    """Updates applied in the phase."""
     skipped_steps: int
+    """Updates of the phase that were skipped for overflow."""
     samples_seen: int
+    """Sequences of the phase consumed, all ranks; the position in the data."""
     tokens_seen: int
+    """Real tokens of the phase consumed, all ranks."""
     is_phase_end: bool
+    """Whether the phase is complete."""
     optimizer_step: int
+    """The optimizer's own count of updates, for its bias correction."""
     loss_scaler: dict[str, float]
+    """State of fp16's dynamic loss scaling; empty without fp16."""
     dataset_fingerprint: str
+    """Fingerprint of the phase's dataset."""
     vocabulary_sha256: str
+    """SHA-256 of the vocabulary."""
     world_size: int
+    """Ranks that wrote it, for information."""
     zero_stage: int
+    """ZeRO stage that wrote it, for information."""
     precision: str
+    """Precision of the run that wrote it, for information."""
     versions: dict[str, str]
+    """Versions of the packages that wrote it."""
     rollbacks: int = 0
+    """Number of the rollback that made it; 0 for a checkpoint of training."""
     rows_until: int | None = None
+    """`samples_seen` of the last logged update that counts, where it is another."""
 
     @property
     def folder_name(self) -> str:
@@ -74,23 +73,20 @@ class CheckpointState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that has been read.
-
-    Attributes:
-        path: its folder.
-        state: counters and origin.
-        weights: float32 by parameter name.
-        optimizer: float32 by `exp_avg/<name>` and `exp_avg_sq/<name>`.
-    """
+    """A checkpoint that has been read."""
 
     path: Path
+    """Its folder."""
     state: CheckpointState
+    """Counters and origin."""
     weights: dict[str, torch.Tensor]
+    """Float32 by parameter name."""
     optimizer: dict[str, torch.Tensor]
+    """Float32 by `exp_avg/<name>` and `exp_avg_sq/<name>`."""
 
 
 def load_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
-    """Read a checkpoint. Checksums are the business of `check_files`, which one rank does for all.
+    """Read a checkpoint. `check_files` compares checksums, on one rank for all.
 
     Args:
         path: its folder.
@@ -122,7 +118,7 @@ def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def load_state(path: Path) -> CheckpointState:
-    """What a checkpoint says besides its tensors.
+    """Read what a checkpoint says besides its tensors.
 
     Raises:
         CheckpointError: it cannot be read or is of another format.
@@ -199,6 +195,7 @@ def check_files(path: Path, *, with_optimizer: bool = True) -> None:
 
 
 def describe_files(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint's folder: size and SHA-256 of each file."""
     return {path.name: _file_entry(path) for path in sorted(folder.iterdir())}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints are written in a thread, while training goes on with the next updates."""
+"""Checkpoints are written in a thread, while training continues with the next updates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def tensors_of(engine: TrainEngine) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Weights and moments to be saved, on the CPU, which nobody changes any more.
+    """Return weights and moments to be saved, on the CPU, as copies that do not change any more.
 
-    All ranks call it together; the first gets them, the others get what they hold.
+    All ranks call it together; the first gets all of them, the others get their own parts.
     """
     weights, moments = engine.weights(), optimizer_tensors(engine.optimizer)
     if engine.optimizer.layout.is_sharded:  # put together for this
@@ -36,11 +36,11 @@ def tensors_of(engine: TrainEngine) -> tuple[dict[str, torch.Tensor], dict[str, 
 class CheckpointWriter:
     """Writes one checkpoint at a time, on the rank that owns the run folder.
 
-    A failure comes out at the next `submit` or `wait`; `has_failed` tells of it before.
+    A failure comes out at the next `submit` or `wait`; `has_failed` shows it before.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
-        """Args: holds the checkpoints; which of them stay."""
+        """Write nothing yet; `folder` holds the checkpoints, `config` decides which stay."""
         self._folder = folder
         self._config = config
         self._thread: threading.Thread | None = None
@@ -63,7 +63,7 @@ class CheckpointWriter:
 
         Args:
             state: what it says besides its tensors.
-            weights: float32 by parameter name, on the CPU; nobody changes them any more.
+            weights: float32 by parameter name, on the CPU; they must not change any more.
             moments: the optimizer's, likewise.
             is_best: whether it is the best of its phase.
 

@@ -2,7 +2,7 @@
 
 A shard is copied whole when a block of it is read first: into
 `<cache>/<fingerprint>/.<shard>.partial`, which is locked meanwhile, then renamed. So processes of
-one host may share a cache: whoever comes second waits for the copy and uses it. A process that is
+one host may share a cache: the second one waits for the copy and uses it. A process that is
 killed leaves a partial file without a lock, which the next one removes. Nothing else is ever
 removed: folders of datasets that are no longer used can be deleted by hand. A copy that is not the
 shard of its name is made again.
@@ -30,7 +30,13 @@ class ShardCache:
     """Copies of the shards of one dataset."""
 
     def __init__(self, cache_dir: Path, folder: Path, manifest: Manifest) -> None:
-        """Args: where copies of all datasets lie; the dataset's folder; its manifest."""
+        """Make the cache's folder, and remove partial copies of killed processes.
+
+        Args:
+            cache_dir: holds the copies of all datasets.
+            folder: the dataset's folder.
+            manifest: of the dataset.
+        """
         self._original_folder = folder
         self._manifest = manifest
         self._folder = cache_dir / manifest.fingerprint
@@ -43,7 +49,7 @@ class ShardCache:
             self._give_up(err)
 
     def path_of(self, shard: ShardEntry) -> Path:
-        """Where to read a shard: its copy, made now where there is none, or the shard itself.
+        """Return where to read a shard: its copy, made where there is none, or the shard itself.
 
         The shard itself is read where it cannot be copied, for example because the disk is full;
         that is logged once, and no further copies are tried.
@@ -73,7 +79,7 @@ class ShardCache:
             with partial.open("ab") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 if not _is_at(file, partial):
-                    continue  # somebody has finished or given up while we waited
+                    continue  # another process has finished or given up while we waited
                 try:
                     if not is_shard(copy, shard):
                         _fill(file, original)
@@ -101,18 +107,18 @@ def _fill(file: BinaryIO, original: Path) -> None:
 
 
 def _remove_if_left_behind(partial: Path) -> None:
-    """Remove a partial copy that nobody is writing."""
+    """Remove a partial copy that no process is writing."""
     try:
         with partial.open("r+b") as file:  # never makes one
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(file, partial):
                 partial.unlink()
     except (BlockingIOError, FileNotFoundError):
-        return  # somebody is copying, or has finished
+        return  # another process is copying, or has finished
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether the open file is what lies at `path`."""
+    """Return whether the open file is what lies at `path`."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

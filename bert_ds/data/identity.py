@@ -1,4 +1,4 @@
-"""Whether a file is the shard that a manifest means: cheap enough to ask of every shard.
+"""Check that a file is the shard that a manifest names: cheap enough to ask of every shard.
 
 A shard in another's place has the same size where the two are equally large, and every block of it
 is whole, so neither shows the mistake. The manifest holds a checksum of each block's field
@@ -45,7 +45,7 @@ def check_shards(folder: Path, manifest: Manifest, part: int = 0, num_parts: int
 
 
 def is_shard(path: Path, shard: ShardEntry) -> bool:
-    """Whether a file is there and is this shard, by its size and the end of its first block."""
+    """Return whether a file is this shard, by its size and the end of its first block."""
     try:
         return _look(path, shard) == (shard.bytes, shard.blocks[0].checksum)
     except OSError:
@@ -53,7 +53,7 @@ def is_shard(path: Path, shard: ShardEntry) -> bool:
 
 
 def shard_fault(path: Path, shard: ShardEntry, manifest: Manifest) -> str | None:
-    """What is wrong with a file that should be this shard, with how to fix it; None if it is.
+    """Return what is wrong with a file that should be this shard, and how to fix it, or None.
 
     Args:
         path: where it is read.
@@ -77,7 +77,13 @@ def shard_fault(path: Path, shard: ShardEntry, manifest: Manifest) -> str | None
 
 
 def wrong_shard(path: Path, shard: ShardEntry, manifest: Manifest) -> str:
-    """The message about a file that holds other blocks than this shard's; as `shard_fault`."""
+    """Return the message about a file that holds other blocks than this shard's.
+
+    Args:
+        path: where it is read.
+        shard: what it should be.
+        manifest: of the dataset, to name another shard of it.
+    """
     other = _shard_in(path, shard, manifest)
     if other is not None:
         return (
@@ -97,7 +103,7 @@ def _all_shards(manifest: Manifest) -> Sequence[ShardEntry]:
 
 
 def _look(path: Path, shard: ShardEntry) -> tuple[int, int | None]:
-    """Size of a file, and the checksum of what lies where a shard's first block should."""
+    """Return a file's size, and the checksum of what lies where a shard's first block should."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return os.fstat(descriptor).st_size, _first_checksum(descriptor, shard)
@@ -106,7 +112,7 @@ def _look(path: Path, shard: ShardEntry) -> tuple[int, int | None]:
 
 
 def _first_checksum(descriptor: int, shard: ShardEntry) -> int | None:
-    """As `_look`; None where that is no block."""
+    """Return the checksum of a shard's first block; None where that is no block."""
     first = shard.blocks[0]
     size = min(ENDING_BYTES, first.size)
     try:
@@ -116,7 +122,7 @@ def _first_checksum(descriptor: int, shard: ShardEntry) -> int | None:
 
 
 def _shard_in(path: Path, expected: ShardEntry, manifest: Manifest) -> ShardEntry | None:
-    """The other shard of the dataset that a file holds."""
+    """Return the other shard of the dataset that a file holds."""
     for shard in _all_shards(manifest):
         if shard.file != expected.file and is_shard(path, shard):
             return shard

@@ -28,17 +28,14 @@ BLOCKS_PER_WINDOW = 8  # 8 x 1,024 rows are mixed; about 2 MB at 128 tokens
 
 @dataclass(frozen=True)
 class WindowSlice:
-    """Consecutive rows of the stream that lie in one window.
-
-    Attributes:
-        blocks: the window's block numbers, in the order that their rows are counted.
-        rows: int64 [n], row numbers within the concatenated blocks, in stream order.
-        epoch: how often the dataset has been passed before.
-    """
+    """Consecutive rows of the stream that lie in one window."""
 
     blocks: tuple[int, ...]
+    """The window's block numbers, in the order that their rows are counted."""
     rows: IndexArray
+    """Row numbers, int64 [n], within the concatenated blocks, in stream order."""
     epoch: int
+    """How often the dataset has been passed before."""
 
 
 class RowOrder:
@@ -47,7 +44,13 @@ class RowOrder:
     def __init__(
         self, block_counts: Sequence[int], seed: int, blocks_per_window: int = BLOCKS_PER_WINDOW
     ) -> None:
-        """Args: rows of each block, in manifest order; key of all permutations; blocks mixed."""
+        """Index the blocks.
+
+        Args:
+            block_counts: rows of each block, in manifest order.
+            seed: key of all permutations.
+            blocks_per_window: blocks whose rows are mixed.
+        """
         self.block_counts = np.asarray(block_counts, dtype=np.int64)
         self._block_starts = np.cumsum(self.block_counts) - self.block_counts
         self.rows_per_epoch = int(self.block_counts.sum())
@@ -59,7 +62,7 @@ class RowOrder:
         self._rows_of_window = lru_cache(maxsize=4)(self._make_rows)
 
     def slices(self, start: int, stop: int) -> Iterator[WindowSlice]:
-        """The rows at stream positions [start, stop), cut where a window ends."""
+        """Yield the rows at stream positions [start, stop), cut where a window ends."""
         position = start
         while position < stop:
             epoch, offset = divmod(position, self.rows_per_epoch)
@@ -73,7 +76,7 @@ class RowOrder:
             position += count
 
     def dataset_rows(self, part: WindowSlice) -> IndexArray:
-        """The numbers of a slice's rows among all rows in manifest order; int64 [n]."""
+        """Return the numbers of a slice's rows among all rows in manifest order; int64 [n]."""
         blocks = list(part.blocks)
         ends = np.cumsum(self.block_counts[blocks])
         # Added to a number within the window, by block: the block's begin there and here.
@@ -94,6 +97,6 @@ class RowOrder:
 
 
 def permutation(count: int, *key: int | str) -> IndexArray:
-    """A permutation of `count` numbers, a function of `key` alone. Returns int64 [count]."""
+    """Return a permutation of `count` numbers, int64 [count], a function of `key` alone."""
     draws = np.random.Philox(key=keyed_bits(*key)).random_raw(count)
     return np.argsort(draws, kind="stable").astype(np.int64, copy=False)

@@ -52,7 +52,14 @@ class BlockReader:
     def __init__(
         self, folder: Path, manifest: Manifest, split: str, cache: ShardCache | None = None
     ) -> None:
-        """Args: dataset folder, its manifest, `train` or `valid`, copies of its shards."""
+        """Open no shard yet.
+
+        Args:
+            folder: the dataset folder.
+            manifest: of the dataset.
+            split: `train` or `valid`.
+            cache: copies of its shards.
+        """
         self._folder = folder
         self._manifest = manifest
         self._cache = cache

@@ -19,8 +19,8 @@ that talks to it cannot judge. There are two threads and two rules.
 - Events alone are set by several threads: `_is_over` (`close`), `_is_suspected` (the thread of
   the command whose collective broke, and `_send_loop` where another rank's did).
 
-Time counts while this process runs: a process that was suspended must blame nobody, so the detector
-counts a pause between two looks as one short tick.
+Time counts while this process runs: a process that was suspended must blame no rank, so the
+detector counts a long pause between two looks as one short tick.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class HeartbeatMonitor:
 
         Args:
             world: this rank.
-            store: a connection that nobody else uses.
+            store: a connection of its own.
             hosts: the host of each rank.
             timing: intervals; by default those for one host or for several.
             end_process: ends this process with an exit code.
@@ -257,7 +257,7 @@ class HeartbeatMonitor:
         time.sleep(timing.suspected_s + timing.launcher_s + 3 * timing.beat_s)
 
     def _write(self, key: str, value: str) -> None:
-        """Write a key that nobody has written; give up where the store does not answer."""
+        """Write a key that no rank has written; give up where the store does not answer."""
 
         def write() -> None:
             with contextlib.suppress(RuntimeError):  # its host is gone, as all ranks will see

@@ -36,76 +36,71 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run will ask of its hosts, as far as it is known.
-
-    Attributes:
-        config: settings, or None where no recipe was given.
-        data: the folder of datasets, or None.
-        output_dir: the run folder, or None.
-        probe: a file that was just written into the shared folder, or None.
-    """
+    """What a run will ask of its hosts, as far as it is known."""
 
     config: RunConfig | None = None
+    """Settings, or None where no recipe was given."""
     data: Path | None = None
+    """The folder of datasets, or None."""
     output_dir: Path | None = None
+    """The run folder, or None."""
     probe: SharedFileProbe | None = None
+    """A file that was just written into the shared folder, or None."""
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host has.
-
-    Attributes:
-        host: its name.
-        versions: of Python and packages; a package that is missing is not there.
-        executable: the Python.
-        devices: names of its GPUs; none on a CPU host.
-        cores: CPU cores that this process may use.
-        all_cores: of the host, whatever this process is bound to.
-        memory_bytes: of the host.
-        accelerator: as DeepSpeed sees it.
-        precisions: that DeepSpeed computes in here, of those that the recipe asks for.
-        lamb: the kernel that LAMB would use, and why.
-        apex: `NVIDIA apex`, `another package of that name` or `missing`.
-        compiler: the C compiler's path, or empty.
-        addresses: (interface, address) but the loopback's and link-local ones; IPv4 first.
-        interface: GLOO_SOCKET_IFNAME, empty where it is not set.
-        free_port: a TCP port that nobody listens on.
-        clock: seconds since 1970 by its clock when it was asked last.
-        open_files: limit of open files of a process.
-        shared_memory_bytes: free in /dev/shm.
-        datasets: by folder name: fingerprint and vocabulary, or what is wrong, also where one is
-            whole and does not fit the recipe.
-        data_warnings: by folder name: subject, what was measured with its cause, how to fix it, of
-            every share that makes a dataset worth less.
-        sees_probe: whether the shared folder holds the file that was just written; None: not asked.
-        free_bytes: on the run folder's disk, or None.
-        unwritable: why the run folder cannot be written, or empty.
-    """
+    """What a host has."""
 
     host: str
+    """Its name."""
     versions: dict[str, str]
+    """Of Python and packages; a missing package is left out."""
     executable: str
+    """The Python interpreter's path."""
     devices: list[str]
+    """Names of its GPUs; none on a CPU host."""
     cores: int
+    """CPU cores that this process may use."""
     all_cores: int
+    """The host's cores, whatever this process is bound to."""
     memory_bytes: int
+    """The host's memory."""
     accelerator: str
+    """DeepSpeed's name of the accelerator."""
     precisions: dict[str, bool]
+    """Whether DeepSpeed computes in each precision that the recipe asks for."""
     lamb: str
+    """The kernel that LAMB would use, and why."""
     apex: str
+    """`NVIDIA apex`, `another package of that name` or `missing`."""
     compiler: str
+    """The C compiler's path, or empty."""
     addresses: list[tuple[str, str]]
+    """Pairs of interface and address, without loopback and link-local ones; IPv4 first."""
     interface: str
+    """GLOO_SOCKET_IFNAME, empty where it is not set."""
     free_port: int
+    """A TCP port that is free."""
     clock: float
+    """Seconds since 1970 by the host's clock when it was asked last."""
     open_files: int
+    """A process's limit of open files."""
     shared_memory_bytes: int
+    """Free bytes in /dev/shm."""
     datasets: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By folder name: fingerprint and vocabulary, or what is wrong, also where a whole dataset does
+    not fit the recipe."""
     data_warnings: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
+    """By folder name: subject, measured value with its cause, and fix, of every share that makes a
+    dataset worth less."""
     sees_probe: bool | None = None
+    """Whether the shared folder holds the file that was just written; None where that was not
+    asked."""
     free_bytes: int | None = None
+    """Free bytes on the run folder's disk, or None."""
     unwritable: str = ""
+    """Why the run folder cannot be written, or empty."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -37,10 +37,10 @@ from bert_ds.plan.zero import Zero, zero_traffic
 
 ASSUMED_MFU = 0.45
 ACHIEVED = 0.8
-"""Of published bandwidths: memory, links and network."""
+"""Share of the published bandwidths of memory, links and network that is reached."""
 OPTIMIZER_BYTES = 64
 DEFAULT_NETWORK_GBIT_PER_S = 200.0
-"""Of a host: one port of HDR InfiniBand."""
+"""A host's network: one port of HDR InfiniBand."""
 DEFAULT_GPUS_PER_HOST = 8
 HOST_MEMORY_GB_PER_S = 200.0
 """Of a host with two sockets, 10^9 bytes a second, for an offloaded optimizer."""
@@ -50,24 +50,21 @@ PCIE_GB_PER_S = 25.0
 
 @dataclass(frozen=True)
 class Machine:
-    """What the run is to stand on.
-
-    Attributes:
-        gpu: its kind.
-        gpus_per_host: of a full host.
-        network_gbit_per_s: of a host, each way, 10^9 bits a second.
-    """
+    """The GPUs and the network that the run is planned for."""
 
     gpu: Gpu
+    """Kind of GPU."""
     gpus_per_host: int = DEFAULT_GPUS_PER_HOST
+    """GPUs of a full host."""
     network_gbit_per_s: float = DEFAULT_NETWORK_GBIT_PER_S
+    """A host's network, each way, 10^9 bits a second."""
 
     def num_hosts(self, world_size: int) -> int:
-        """Hosts that so many ranks need."""
+        """Return the number of hosts that the ranks need."""
         return -(-world_size // self.gpus_per_host)
 
     def ring_bytes_per_s(self, world_size: int) -> float:
-        """What the slowest link of a ring over all ranks carries, bytes a second."""
+        """Return what the slowest link of a ring over all ranks carries, bytes a second."""
         slowest = self.gpu.link_gb_per_s
         if self.num_hosts(world_size) > 1:
             slowest = min(slowest, self.network_gbit_per_s / 8)
@@ -76,42 +73,36 @@ class Machine:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Forward and backward of one micro batch.
-
-    Attributes:
-        seconds: that it takes.
-        flops: model FLOPs, without recomputed ones.
-    """
+    """Forward and backward of one micro batch."""
 
     seconds: float
+    """Seconds that it takes."""
     flops: float
+    """Model FLOPs, without recomputed ones."""
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """Predicted seconds of a phase.
-
-    Attributes:
-        micro_batch_s: forward and backward of one micro batch.
-        optimizer_s: LAMB's step, once an update.
-        exchange_s: all traffic of an update, hidden or not.
-        exposed_exchange_s: the part of it that is waited for.
-        update_s: all of an update.
-        sequences_per_s: all ranks.
-        mfu: model FLOPs (without recomputed ones) by peak, over the whole update.
-        phase_s: all updates.
-        is_measured: whether micro_batch_s comes from a measurement.
-    """
+    """Predicted seconds of a phase."""
 
     micro_batch_s: float
+    """Forward and backward of one micro batch."""
     optimizer_s: float
+    """LAMB's step, once an update."""
     exchange_s: float
+    """All traffic of an update, hidden or not."""
     exposed_exchange_s: float
+    """The part of it that is waited for."""
     update_s: float
+    """All of an update."""
     sequences_per_s: float
+    """Sequences a second, all ranks."""
     mfu: float
+    """Model FLOPs (without recomputed ones) by peak, over the whole update."""
     phase_s: float
+    """All updates."""
     is_measured: bool
+    """Whether micro_batch_s comes from a measurement."""
 
 
 def phase_time(
@@ -168,7 +159,7 @@ def phase_time(
 def _assumed_micro_batch(
     config: RunConfig, phase: PhaseConfig, micro_batch_size: int, flop_per_s: float
 ) -> MicroBatch:
-    """One of full rows at an assumed rate."""
+    """Return a micro batch of full rows at an assumed rate."""
     flops = flops_of_full_rows(config.model, phase, micro_batch_size)
     again = 0
     if config.execution.recompute_every:
@@ -179,7 +170,7 @@ def _assumed_micro_batch(
 def measured_micro_batch(
     config: RunConfig, phase: PhaseConfig, machine: Machine, step: MeasuredStep
 ) -> MicroBatch:
-    """A micro batch of a measured update, which ends in LAMB's step on all parameters.
+    """Return a micro batch of a measured update, which ends in LAMB's step on all parameters.
 
     The bench has one rank. The step's predicted time is taken off, at most half of the update.
     """
@@ -189,7 +180,14 @@ def measured_micro_batch(
 
 
 def optimizer_seconds(machine: Machine, zero: Zero, parameters: int, ranks: int) -> float:
-    """Seconds of LAMB's step on a rank's part of the parameters."""
+    """Return the seconds of LAMB's step on a rank's part of the parameters.
+
+    Args:
+        machine: what it runs on.
+        zero: ZeRO's settings.
+        parameters: of the model.
+        ranks: that share them.
+    """
     own = -(-parameters // ranks) if zero.stage else parameters
     if not zero.is_optimizer_offloaded:
         return own * OPTIMIZER_BYTES / (ACHIEVED * machine.gpu.memory_gb_per_s * 1e9)
@@ -201,7 +199,7 @@ def optimizer_seconds(machine: Machine, zero: Zero, parameters: int, ranks: int)
 def _exchange_seconds(
     machine: Machine, zero: Zero, parameters: int, batch: BatchPlan, micro_batch_s: float
 ) -> tuple[float, float]:
-    """Seconds of an update's traffic, and those of them that are waited for."""
+    """Return the seconds of an update's traffic, and those of them that are waited for."""
     ranks, accumulation = batch.world_size, batch.gradient_accumulation_steps
     traffic = zero_traffic(zero, parameters, ranks)
     rate = machine.ring_bytes_per_s(ranks)

@@ -42,29 +42,26 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One phase's step as it was measured on one GPU.
-
-    Attributes:
-        path: of the file.
-        phase: name of the phase.
-        device: as torch calls it.
-        update_s: seconds of an update, LAMB's step on all parameters among them.
-        accumulation: micro batches of that update.
-        micro_batch_flops: model FLOPs of a micro batch's real tokens.
-        real_tokens_share: of the tokens that full rows would have.
-    """
+    """One phase's step as it was measured on one GPU."""
 
     path: Path
+    """The file."""
     phase: str
+    """Name of the phase."""
     device: str
+    """Torch's name of the GPU."""
     update_s: float
+    """Seconds of an update, LAMB's step on all parameters among them."""
     accumulation: int
+    """Micro batches of that update."""
     micro_batch_flops: float
+    """Model FLOPs of a micro batch's real tokens."""
     real_tokens_share: float
+    """Share of real tokens among those of full sequences."""
 
 
 def read_measured(paths: list[Path], config: RunConfig) -> dict[str, MeasuredStep]:
-    """Read the files and hold them against the recipe.
+    """Read the files and compare them with the recipe.
 
     Args:
         paths: of one or more phases; phases without one are left to the assumed MFU.
@@ -106,8 +103,8 @@ def _read(path: Path) -> _File:
     tree = read_json_object(path, ConfigError)
     if "model" not in tree:
         raise ConfigError(
-            f"--measured {path}: it does not say of which model it is, as what bert-ds bench step "
-            f"--json writes does; {_REMEDY}"
+            f"--measured {path}: it does not name its model, as the files of bert-ds bench step "
+            f"--json do; {_REMEDY}"
         )
     try:
         return _File.model_validate(tree)
@@ -121,7 +118,7 @@ def _read(path: Path) -> _File:
 
 
 def _check(path: Path, file: _File, config: RunConfig, phase: PhaseConfig) -> None:
-    """Everything that decides a step's time must be the same."""
+    """Refuse a measurement whose settings would give another time of a step."""
     pairs: list[tuple[str, Any, Any]] = [
         ("sequence_length", file.sequence_length, phase.sequence_length),
         (

@@ -34,89 +34,80 @@ from bert_ds.plan.shapes import flops_of_full_rows, num_parameters
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a run is to stand on; None where it is not said.
-
-    Attributes:
-        gpu: name in the table of `bert_ds.metrics.gpus`; without it memory has no limit, and there
-            is no time.
-        gpus_per_host: of a full host.
-        network_gbit_per_s: of a host, 10^9 bits a second.
-        mfu: share of the peak that micro batches reach.
-        measured: files of `bert-ds bench step --json`, of some or all phases.
-    """
+    """What a run is to be planned for; None where it is not given."""
 
     gpu: str | None = None
+    """Name in the table of `bert_ds.metrics.gpus`; without it memory has no limit, and there is no
+    time."""
     gpus_per_host: int | None = None
+    """GPUs of a full host."""
     network_gbit_per_s: float | None = None
+    """A host's network, 10^9 bits a second."""
     mfu: float | None = None
+    """Share of the peak that micro batches reach."""
     measured: tuple[Path, ...] = ()
+    """Files of `bert-ds bench step --json`, of some or all phases."""
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase.
-
-    Attributes:
-        name: of the phase.
-        sequence_length: tokens of the longest row.
-        train_batch_size: sequences per update, all ranks.
-        micro_batch_size: sequences per rank per forward.
-        gradient_accumulation_steps: micro batches per update.
-        total_steps: updates.
-        sequences: rows consumed in the phase.
-        tokens_at_most: tokens of full rows; shorter rows have fewer.
-        flops_at_most: floating-point operations of full rows, forward and backward.
-        precision: of weights and activations.
-        zero_stage: of ZeRO.
-        memory_bytes: on each GPU, by part, at full rows.
-        host_memory_bytes: on each full host under offload, else 0.
-        largest_micro_batch: what the GPU has room for, where it is known.
-        time: where the GPU is known.
-    """
+    """One phase."""
 
     name: str
+    """The name of the phase."""
     sequence_length: int
+    """Tokens of the longest sequence."""
     train_batch_size: int
+    """Sequences per update, all ranks."""
     micro_batch_size: int
+    """Sequences per rank per forward."""
     gradient_accumulation_steps: int
+    """Micro batches per update."""
     total_steps: int
+    """Updates."""
     sequences: int
+    """Sequences consumed in the phase."""
     tokens_at_most: int
+    """Tokens of full sequences; shorter ones have fewer."""
     flops_at_most: int
+    """Floating-point operations of full sequences, forward and backward."""
     precision: Precision
+    """Of weights and activations."""
     zero_stage: int
+    """Stage of ZeRO."""
     memory_bytes: PhaseMemory
+    """On each GPU, by part, with full sequences."""
     host_memory_bytes: int
+    """On each full host under offload, else 0."""
     largest_micro_batch: LargestMicroBatch | None
+    """What the GPU has room for, where it is known."""
     time: PhaseTime | None
+    """Predicted times, where the GPU is known."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All phases, and what was assumed.
-
-    Attributes:
-        recipe: its name.
-        world_size: ranks.
-        num_parameters: of the model.
-        machine: where the GPU is known.
-        phases: in order.
-        assumed_mfu: share of the peak of phases that are not measured, where the GPU is known.
-        total_s: predicted seconds of all phases, where the GPU is known.
-        assumptions: sentences, each on one number that was not measured here.
-    """
+    """All phases, and what was assumed."""
 
     recipe: str
+    """Name of the recipe."""
     world_size: int
+    """Ranks."""
     num_parameters: int
+    """Parameters of the model."""
     machine: Machine | None
+    """Where the GPU is known."""
     phases: tuple[PhasePlan, ...]
+    """In order."""
     assumed_mfu: float | None
+    """Share of the peak of phases that are not measured, where the GPU is known."""
     total_s: float | None
+    """Predicted seconds of all phases, where the GPU is known."""
     assumptions: tuple[str, ...]
+    """Sentences, each on one number that was not measured here."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; memory in bytes, time in seconds."""
+        """Return plain values for JSON; memory in bytes, time in seconds."""
         return asdict(self)
 
 
@@ -126,7 +117,7 @@ def plan_run(config: RunConfig, world_size: int, options: PlanOptions | None = N
     Args:
         config: of the run.
         world_size: ranks, one a GPU.
-        options: what it stands on.
+        options: GPUs, network and measurements.
 
     Raises:
         ConfigError: the batch sizes of a phase do not divide, an option is not known or out of
@@ -180,7 +171,7 @@ def _check(options: PlanOptions) -> None:
 
 
 def _gpu(options: PlanOptions, measured: dict[str, MeasuredStep]) -> Gpu | None:
-    """The kind of GPU that was named, or that the measurements are of."""
+    """Return the kind of GPU that was named, or that the measurements are of."""
     gpu = next((each for each in GPUS if each.name == options.gpu), None)
     if options.gpu is not None and gpu is None:
         names = ", ".join(each.name for each in GPUS)
@@ -203,7 +194,7 @@ def _gpu(options: PlanOptions, measured: dict[str, MeasuredStep]) -> Gpu | None:
 def _phase(
     config: RunConfig, phase: PhaseConfig, batch: BatchPlan, gpus_per_host: int
 ) -> PhasePlan:
-    """All that can be said without a kind of GPU."""
+    """Plan what needs no kind of GPU."""
     sequences = batch.train_batch_size * phase.total_steps
     memory = phase_memory(
         config.model,
@@ -241,7 +232,7 @@ def _on_machine(
     mfu: float,
     step: MeasuredStep | None,
 ) -> PhasePlan:
-    """With what its GPU has room for, and the time."""
+    """Add what the GPU has room for, and the time."""
     measured = None if step is None else measured_micro_batch(config, phase, machine, step)
     return replace(
         plan,
@@ -263,7 +254,7 @@ def _assumptions(
     machine: Machine | None,
     measured: dict[str, MeasuredStep],
 ) -> list[str]:
-    """What the numbers rest on, in sentences."""
+    """Return what the numbers rest on, in sentences."""
     lines = ["memory is that of full rows; it was derived, and not measured on a GPU"]
     if config.execution.compile:
         lines.append("compiled layers keep less than the plain ones that are counted")

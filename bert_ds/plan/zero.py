@@ -68,36 +68,34 @@ _DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}
 
 @dataclass(frozen=True)
 class Zero:
-    """What a phase's DeepSpeed JSON says that decides memory and traffic, defaults filled in.
-
-    Attributes:
-        stage: of ZeRO.
-        element_bytes: b.
-        gradient_bytes: a.
-        sent_bytes: c.
-        bucket: K, elements.
-        is_contiguous: `contiguous_gradients`.
-        is_overlapping: `overlap_comm`; left out, stage 3 alone has it.
-        is_sent_once: whether each part of the gradients goes to its owner alone.
-        is_optimizer_offloaded, are_parameters_offloaded: whether they are on the host.
-        prefetched: `prefetch_bucket_size`, elements; 0 below stage 3.
-        reuse_distance: `max_reuse_distance`, elements.
-        sub_group: `sub_group_size`, elements.
-    """
+    """What a phase's DeepSpeed JSON says that decides memory and traffic, defaults filled in."""
 
     stage: int
+    """Stage of ZeRO."""
     element_bytes: int
+    """b, bytes of an element of the weights."""
     gradient_bytes: int
+    """a, bytes of an element of the gradients that are added up."""
     sent_bytes: int
+    """c, bytes of an element that is sent."""
     bucket: int
+    """K, in elements."""
     is_contiguous: bool
+    """`contiguous_gradients`."""
     is_overlapping: bool
+    """`overlap_comm`; where it is left out, stage 3 alone has it."""
     is_sent_once: bool
+    """Whether each part of the gradients goes to its owner alone."""
     is_optimizer_offloaded: bool
+    """Whether the optimizer is on the host."""
     are_parameters_offloaded: bool
+    """Whether the parameters are on the host."""
     prefetched: int
+    """`prefetch_bucket_size`, in elements; 0 below stage 3."""
     reuse_distance: int
+    """`max_reuse_distance`, in elements."""
     sub_group: int
+    """`sub_group_size`, in elements."""
 
     @classmethod
     def of(cls, phase: PhaseConfig) -> Zero:
@@ -131,26 +129,23 @@ class Zero:
 
 @dataclass(frozen=True)
 class ZeroMemory:
-    """Bytes that a rank keeps, apart from what a micro batch takes.
-
-    Attributes:
-        weights: in the model's precision.
-        gradients: added up over the micro batches.
-        optimizer: float32 weights and moments.
-        buffers: buckets, and what is sent out of them during a backward pass.
-        exchange: more while gradients are exchanged after the last backward pass; may be negative,
-            since gradients move to the buckets.
-        update: more while the optimizer steps; may be negative, since buckets are gone.
-        host: on its host, under offload.
-    """
+    """Bytes that a rank keeps, apart from what a micro batch takes."""
 
     weights: int
+    """Weights in the model's precision."""
     gradients: int
+    """Gradients added up over the micro batches."""
     optimizer: int
+    """Float32 weights and moments."""
     buffers: int
+    """Buckets, and what is sent out of them during a backward pass."""
     exchange: int
+    """More while gradients are exchanged after the last backward pass; may be negative, since
+    gradients move to the buckets."""
     update: int
+    """More while the optimizer steps; may be negative, since buckets are gone."""
     host: int
+    """On its host, under offload."""
 
 
 def zero_memory(
@@ -293,21 +288,18 @@ def _host(model: _Model) -> int:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that a rank sends.
-
-    Attributes:
-        gradients: each time that gradients are exchanged.
-        is_each_micro_batch: whether that is in each micro batch, or once an update.
-        weights: that stages 1 and 2 gather once an update.
-        gathered: that stage 3 gathers in each micro batch.
-        last_share: share of the gradients that is sent when the backward pass is over.
-    """
+    """Bytes that a rank sends."""
 
     gradients: int
+    """Gradients, each time that they are exchanged."""
     is_each_micro_batch: bool
+    """Whether that is in each micro batch, or once an update."""
     weights: int
+    """What stages 1 and 2 gather once an update."""
     gathered: int
+    """What stage 3 gathers in each micro batch."""
     last_share: float
+    """Share of the gradients that is sent when the backward pass is over."""
 
 
 def zero_traffic(zero: Zero, parameters: int, ranks: int) -> Traffic:

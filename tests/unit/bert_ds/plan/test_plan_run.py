@@ -347,7 +347,7 @@ def test_a_measurement_of_another_model_or_gpu_or_none_is_refused(tmp_path: Path
     with pytest.raises(ConfigError, match=r"are both of phase1; leave one out"):
         planned(64, PlanOptions(measured=(file, file)))
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"does not say of which model it is"):
+    with pytest.raises(ConfigError, match=r"it does not name its model"):
         planned(64, PlanOptions(measured=(tmp_path / "other.json",)))
     with pytest.raises(ConfigError, match=r"cannot read .*absent\.json"):
         planned(64, PlanOptions(measured=(tmp_path / "absent.json",)))
