@@ -152,13 +152,10 @@ def fill_mask(usable: UsableModel, text: str, top_k: int) -> list[list[Guess]]:
     if len(encoded.ids) > longest:
         raise DataError(f"the text has {len(encoded.ids)} pieces, the model takes {longest}")
     input_ids = torch.tensor([encoded.ids])
-    logits = usable.model.logits(
-        input_ids,
-        torch.zeros_like(input_ids),
-        torch.ones_like(input_ids, dtype=torch.bool),
-        torch.tensor(positions),
-    )
-    best = logits.mlm.float().softmax(dim=-1).topk(min(top_k, logits.mlm.shape[-1]))
+    is_real = torch.ones_like(input_ids, dtype=torch.bool)
+    states = usable.model.bert(input_ids, torch.zeros_like(input_ids), is_real)[0]
+    scores = usable.model.score_vocabulary(states[positions])[:, : usable.model.vocab_size]
+    best = scores.float().softmax(dim=-1).topk(min(top_k, scores.shape[-1]))
     return [
         [Guess(tokenizer.id_to_token(piece), p) for piece, p in zip(ids, values, strict=True)]
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -78,7 +78,7 @@ def bench_checkpoint(
         ConfigError: the device cannot compute in the recipe's precision.
     """
     phase = config.phases[0]
-    check_precision(phase)
+    check_precision(phase.name, phase.deepspeed.precision)
     init_process_group(world, device)
     model = setup.build_model(config, device)
     engine = setup.build_engine(phase, model, phase.plan_batch(1), world)

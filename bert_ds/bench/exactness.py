@@ -20,6 +20,7 @@ from bert_ds.bench.shards import FlatShards, flat_shards
 from bert_ds.config.recipe import RunConfig
 from bert_ds.data.stream import TrainStream
 from bert_ds.model import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
 from bert_ds.optim import LambConfig, build_lamb, learning_rate_at, param_groups
 from bert_ds.seeding import seed_dropout
 from bert_ds.train import setup
@@ -165,11 +166,10 @@ def bench_exactness(
         lr = learning_rate_at(phase.schedule, lamb.lr, step, num_updates)
 
         def loss_of(model: BertForPreTraining, update: Any = update) -> torch.Tensor:
-            total = torch.zeros(())
+            total, num_answers = torch.zeros(()), PRETRAINING.count(update.micro_batches)
             for rows, place in zip(update.micro_batches, update.micro_positions, strict=True):
                 seed_dropout(config.seed, 0, place)
-                output = model(rows)
-                total = total + output.loss(update.num_predictions, update.num_pair_labels)
+                total = total + PRETRAINING.loss_of(model(rows), num_answers)
             return total
 
         for runner in (reference, *others):

@@ -38,8 +38,9 @@ from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.metrics.flops import pretraining_flops
-from bert_ds.model import BertForPreTraining, PretrainingOutput
+from bert_ds.model import BertForPreTraining
 from bert_ds.model.execution import check_execution, prepare_process
+from bert_ds.objectives import PRETRAINING, Sums, TermSums
 from bert_ds.train import setup
 from data_prep.contract.format import Block, concatenate_blocks, select_rows
 
@@ -97,19 +98,17 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the two are apart at the same weights, without dropout.
-
-    Attributes:
-        our_loss, their_loss: MLM + next sentence, nats, of one micro batch.
-        gradient_difference: largest difference of a tensor's gradient by its norm; key biases are
-            left out: their gradient is zero but for rounding.
-        worst_tensor: the tensor of that difference.
-    """
+    """How far the two are apart at the same weights, without dropout."""
 
     our_loss: float
+    """Loss of one micro batch, nats."""
     their_loss: float
+    """The same of the other model."""
     gradient_difference: float
+    """Largest difference of a tensor's gradient by its norm; key biases are left out: their
+    gradient is zero but for rounding."""
     worst_tensor: str
+    """The tensor of that difference."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class _HuggingFace(nn.Module):
         self.theirs.tie_weights()
         self._accumulation = accumulation
 
-    def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
+    def forward(self, batch: PretrainingBatch) -> Sums:
         """The loss of a micro batch by the number of micro batches, as accumulation takes it."""
         labels = torch.full_like(batch.input_ids, -100)
         labels.view(-1)[batch.masked_lm_positions] = batch.masked_lm_ids
@@ -166,9 +165,10 @@ class _HuggingFace(nn.Module):
             labels=labels,
             next_sentence_label=batch.next_sentence_label,
         )
-        nothing = labels.new_zeros(())
         loss = output.loss.float() / self._accumulation
-        return PretrainingOutput(loss, torch.zeros_like(loss), nothing, nothing)
+        nothing = TermSums(torch.zeros_like(loss), labels.new_zeros(()))
+        sums = dict.fromkeys((term.name for term in PRETRAINING.terms), nothing)
+        return sums | {PRETRAINING.leading.name: nothing._replace(loss_sum=loss)}
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def bench_step(
         DataError: the dataset does not fit, or has too few rows of full length.
     """
     job = _job(config, data, options, world)
-    check_precision(job.phase)
+    check_precision(job.phase.name, job.phase.deepspeed.precision)
     jobs = {OURS: job}
     if options.compare == "hf":
         jobs[THEIRS] = job
@@ -321,13 +321,14 @@ def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
     model, batches = _model(name, job, device), _batches(name, job, device)
     engine = setup.build_engine(job.phase, cast("BertForPreTraining", model), job.plan, job.world)
     engine.set_learning_rate(_LEARNING_RATE)
-    # Hugging Face's loss is a mean already
-    predictions, labels = (len(job.rows.masked_lm_ids), len(job.rows)) if name != THEIRS else (1, 1)
+    num_answers = PRETRAINING.count(batches)
+    if name == THEIRS:  # its loss is a mean already
+        num_answers = dict.fromkeys(num_answers, 1)
 
     def update() -> float:
         started = time.perf_counter()
         for number, batch in enumerate(batches, start=1):
-            engine.micro_step(batch, predictions, labels, is_last=number == len(batches))
+            engine.micro_step(batch, num_answers, is_last=number == len(batches))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
@@ -342,12 +343,13 @@ def _agreement(jobs: dict[str, _Job], device: torch.device) -> Agreement:
         model = _model(name, job, device).eval()
         layout = job.config.execution.batch_layout if name != THEIRS else "padded"
         batch = lay_out(cut_rows(job.rows, job.plan.micro_batch_size)[0], layout).to(device)
-        output = model(batch)
+        sums = model(batch)
         if name != THEIRS:
-            loss = output.loss(len(batch.masked_lm_ids), len(batch.next_sentence_label))
+            loss = PRETRAINING.loss_of(sums, PRETRAINING.count([batch]))
         else:
-            loss = output.mlm_loss_sum * job.plan.gradient_accumulation_steps
-        loss.backward()
+            mean = sums[PRETRAINING.leading.name].loss_sum
+            loss = mean * job.plan.gradient_accumulation_steps
+        torch.autograd.backward(loss)
         gradients = {
             key.removeprefix("theirs.").replace(_THEIR_BIAS, _OUR_BIAS): parameter.grad.double()
             for key, parameter in model.named_parameters()

@@ -101,7 +101,7 @@ def _prepare(
         deadline = time.monotonic() + arguments.time_limit
     device = setup.select_device(world)
     for phase in config.phases:
-        check_precision(phase)
+        check_precision(phase.name, phase.deepspeed.precision)
     check_execution(config.execution, device)
     prepare_process(config.execution)
     init_process_group(world, device, heartbeat_s=config.heartbeat_s, meeting_s=config.meeting_s)

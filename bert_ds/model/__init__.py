@@ -11,14 +11,12 @@ from bert_ds.model.hf import (
     read_hf_config,
 )
 from bert_ds.model.init import init_weights
-from bert_ds.model.pretraining import BertForPreTraining, PretrainingLogits, PretrainingOutput
+from bert_ds.model.pretraining import BertForPreTraining
 
 __all__ = [
     "BertForPreTraining",
     "BertModel",
     "ImportedModel",
-    "PretrainingLogits",
-    "PretrainingOutput",
     "export_pretraining",
     "import_pretraining",
     "init_weights",

@@ -57,7 +57,7 @@ ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 VOCABULARY_MULTIPLE = 64
 """Of `BertMaskedLMHead.vocabulary_multiple` on GPUs."""
 _LOSS_CHUNK_BYTES = 32 * 2**20
-"""Of the rows of scores that are in float32 at a time; see `bert_ds.model.losses`."""
+"""Of the rows of scores that are in float32 at a time; see `bert_ds.objectives.cross_entropy`."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ class MicroBatchMemory:
 
     Attributes:
         activations: of embeddings and layers, with those of one group that is computed again.
-        mlm_head: of both heads, the scores above all.
+        heads: of both heads, the scores above all.
         workspace: what the backward pass works in at that point.
     """
 
     activations: int
-    mlm_head: int
+    heads: int
     workspace: int
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.activations + self.mlm_head + self.workspace
+        return self.activations + self.heads + self.workspace
 
 
 def micro_batch_memory(
@@ -140,11 +140,11 @@ def head_bytes(
     """What both heads and the losses keep; `size` is that of an element in bytes."""
     hidden, columns = model.hidden_size, _padded_vocabulary(model)
     predictions = rows * phase.max_predictions_per_seq
-    mlm = predictions * ((4 * hidden + columns) * size + 8 + 4 + 2 * 8)
+    vocabulary = predictions * ((4 * hidden + columns) * size + 8 + 4 + 2 * 8)
     padded_decoder = (hidden + 1) * columns * size if columns != model.vocab_size else 0
     first_of = phase.sequence_length if execution.batch_layout == "padded" else 1
-    nsp = rows * (first_of * hidden + hidden + 2) * size
-    return mlm + padded_decoder + nsp
+    pairs = rows * (first_of * hidden + hidden + 2) * size
+    return vocabulary + padded_decoder + pairs
 
 
 def _padded_vocabulary(model: ModelConfig) -> int:

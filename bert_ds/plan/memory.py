@@ -38,7 +38,7 @@ class PhaseMemory:
         optimizer: float32 weights (under ZeRO) and LAMB's two moments.
         buffers: DeepSpeed's buckets.
         activations: kept for the backward pass.
-        mlm_head: what the heads keep, the scores of the vocabulary above all.
+        heads: what the heads keep, the scores of the vocabulary above all.
         workspace: what the backward pass works in.
         exchange_extra: what the exchange of gradients takes in place of the last three.
         update_extra: what LAMB's step takes in place of the last three; negative where buckets
@@ -54,7 +54,7 @@ class PhaseMemory:
     optimizer: int
     buffers: int
     activations: int
-    mlm_head: int
+    heads: int
     workspace: int
     exchange_extra: int
     update_extra: int
@@ -99,7 +99,7 @@ def phase_memory(
         optimizer=zero.optimizer,
         buffers=zero.buffers,
         activations=micro.activations,
-        mlm_head=micro.mlm_head,
+        heads=micro.heads,
         workspace=micro.workspace,
         exchange_extra=zero.exchange,
         update_extra=zero.update,

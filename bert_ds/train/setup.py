@@ -30,6 +30,7 @@ from bert_ds.metrics.gpus import peak_tflop_per_s
 from bert_ds.metrics.speed import Speed
 from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.model.execution import apply_execution
+from bert_ds.objectives import PRETRAINING
 from bert_ds.optim import build_lamb, param_groups
 from bert_ds.train.init_from import check_init_from
 from data_prep.contract.manifest import MANIFEST_NAME, VOCABULARY_NAME, Manifest, dataset_folder
@@ -152,7 +153,7 @@ def build_phase(
     """Engine, optimizer and data stream of one phase."""
     phase = config.phases[phase_index]
     batch = phase.plan_batch(world.world_size)
-    unused = [] if data.manifest.pair_label_name else model.pair_parameter_names()
+    unused = model.parameters_of_heads(PRETRAINING.heads_without_answers(data.manifest))
     engine = build_engine(phase, model, batch, world, unused, config.max_skipped_in_a_row)
     stream = TrainStream(
         stream_spec(config, data, batch, world.rank),
@@ -266,7 +267,7 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
 
 
 def _needs_held_out(config: RunConfig, phase: PhaseConfig) -> bool:
-    return config.checkpoint.keep_best or phase.target_mlm_accuracy is not None
+    return config.checkpoint.keep_best or phase.target_accuracy is not None
 
 
 def _check_fits(config: RunConfig, phase: PhaseConfig, folder: Path, manifest: Manifest) -> None:
@@ -290,7 +291,7 @@ def _check_fits(config: RunConfig, phase: PhaseConfig, folder: Path, manifest: M
         (manifest.totals("train").rows > 0, "it has no training rows"),
         (
             manifest.totals("valid").rows > 0 or not _needs_held_out(config, phase),
-            f"it has no held-out rows, and {phase.name}.target_mlm_accuracy or "
+            f"it has no held-out rows, and {phase.name}.target_accuracy or "
             "checkpoint.keep_best asks for evaluations; prepare it with --valid-fraction above 0",
         ),
     )

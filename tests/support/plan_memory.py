@@ -93,9 +93,9 @@ def _measure(world: World, precision: str, zero: dict[str, Any]) -> Measured:
         optimizer = Lamb(param_groups(model, 0.01), lr=0.01)
         engine = TrainEngine(model, optimizer, config, world)
         for _ in range(2):
-            engine.micro_step(batch, 1, 1, is_last=False)
+            engine.micro_step(batch, {"mlm": 1, "nsp": 1}, is_last=False)
             between = live.now
             live.reset_peak()
-            engine.micro_step(batch, 1, 1, is_last=True)
+            engine.micro_step(batch, {"mlm": 1, "nsp": 1}, is_last=True)
         engine.destroy()
     return Measured(between, live.peak)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from bert_ds.batch import Batch, PackedBatch, PretrainingBatch
 from bert_ds.errors import DataError
 from bert_ds.model import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
 from tests.unit.bert_ds.model.conftest import unpadded
 
 
@@ -18,9 +19,9 @@ def losses_and_gradients(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     model.zero_grad()
     output = model(batch)
-    (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+    PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return [value.item() for value in output], gradients
+    return PRETRAINING.flatten(output).tolist(), gradients
 
 
 def assert_same(model: BertForPreTraining, one: Batch, other: Batch) -> None:

@@ -27,7 +27,7 @@ def bert() -> BertForPreTraining:
 
 def test_what_no_loss_depends_on_is_not_decayed() -> None:
     model = bert()
-    unused = model.pair_parameter_names()
+    unused = model.parameters_of_heads({"pairs"})
     assert unused == [
         "bert.pooler.dense.weight",
         "bert.pooler.dense.bias",
