@@ -22,7 +22,6 @@ import torch
 from bert_ds.batch import Batch
 from bert_ds.distributed.world import World
 from bert_ds.errors import ConfigError, DivergedError
-from bert_ds.model import BertForPreTraining
 from bert_ds.objectives import PRETRAINING, NumAnswers, Sums, TermSums
 from bert_ds.optim.lamb import Lamb, LastNorms
 from bert_ds.optim.overflow import OverflowWatch
@@ -40,7 +39,7 @@ class TrainEngine:
 
     def __init__(
         self,
-        model: BertForPreTraining,
+        model: torch.nn.Module,
         optimizer: Lamb,
         deepspeed_config: dict[str, Any],
         world: World,

@@ -19,7 +19,7 @@ import torch
 from bert_ds.bench.shards import FlatShards, flat_shards
 from bert_ds.config.recipe import RunConfig
 from bert_ds.data.stream import TrainStream
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import PretrainingModel
 from bert_ds.objectives import PRETRAINING
 from bert_ds.optim import LambConfig, build_lamb, learning_rate_at, param_groups
 from bert_ds.seeding import seed_dropout
@@ -99,7 +99,7 @@ class _Runner:
         for group, flats in zip(self.optimizer.param_groups, self._shards.by_group, strict=True):
             group["params"] = list(flats)
 
-    def update(self, forward: Callable[[BertForPreTraining], torch.Tensor], lr: float) -> None:
+    def update(self, forward: Callable[[PretrainingModel], torch.Tensor], lr: float) -> None:
         """One update on the rows that `forward` takes the loss of."""
         self.model.zero_grad()
         loss = forward(self.model)
@@ -165,7 +165,7 @@ def bench_exactness(
         update = next(updates)
         lr = learning_rate_at(phase.schedule, lamb.lr, step, num_updates)
 
-        def loss_of(model: BertForPreTraining, update: Any = update) -> torch.Tensor:
+        def loss_of(model: PretrainingModel, update: Any = update) -> torch.Tensor:
             total, num_answers = torch.zeros(()), PRETRAINING.count(update.micro_batches)
             for rows, place in zip(update.micro_batches, update.micro_positions, strict=True):
                 seed_dropout(config.seed, 0, place)

@@ -37,9 +37,9 @@ from bert_ds.distributed.communicator import init_process_group, shutdown
 from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
 from bert_ds.errors import ConfigError, DataError
-from bert_ds.metrics.flops import pretraining_flops
-from bert_ds.model import BertForPreTraining
 from bert_ds.model.execution import check_execution, prepare_process
+from bert_ds.model.families import PretrainingModel
+from bert_ds.model.shapes import shape_of
 from bert_ds.objectives import PRETRAINING, Sums, TermSums
 from bert_ds.train import setup
 from data_prep.contract.format import Block, concatenate_blocks, select_rows
@@ -138,13 +138,13 @@ class StepBench:
 
 
 class _HuggingFace(nn.Module):
-    """Hugging Face's BertForPreTraining behind our model's call: its own loss comes out as a sum
+    """Hugging Face's PretrainingModel behind our model's call: its own loss comes out as a sum
     whose denominators are 1."""
 
-    def __init__(self, model: BertForPreTraining, accumulation: int) -> None:
+    def __init__(self, model: PretrainingModel, accumulation: int) -> None:
         super().__init__()
         transformers = _transformers()
-        fields = model.config.model_dump(exclude={"layer_norm_position"})
+        fields = model.config.model_dump(exclude={"architecture", "layer_norm_position"})
         if fields["hidden_act"] == "gelu_tanh":
             fields["hidden_act"] = "gelu_pytorch_tanh"
         self.theirs = transformers.BertForPreTraining(transformers.BertConfig(**fields))
@@ -319,7 +319,7 @@ def _batches(name: str, job: _Job, device: torch.device) -> list[Batch]:
 def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
     """A function that applies one update and returns its seconds."""
     model, batches = _model(name, job, device), _batches(name, job, device)
-    engine = setup.build_engine(job.phase, cast("BertForPreTraining", model), job.plan, job.world)
+    engine = setup.build_engine(job.phase, cast("PretrainingModel", model), job.plan, job.world)
     engine.set_learning_rate(_LEARNING_RATE)
     num_answers = PRETRAINING.count(batches)
     if name == THEIRS:  # its loss is a mean already
@@ -395,7 +395,7 @@ def _in_a_process(
 
 def _flops(job: _Job) -> int:
     lengths = job.rows.length.astype(np.int64)
-    return pretraining_flops(
+    return shape_of(job.config.model).flops(
         job.config.model,
         sum_of_lengths=int(lengths.sum()),
         sum_of_squared_lengths=int((lengths**2).sum()),

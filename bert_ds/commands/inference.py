@@ -13,7 +13,7 @@ from bert_ds.distributed.world import World
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.inference import fill_mask as guess_masks
 from bert_ds.inference import load_trained, load_usable
-from bert_ds.model.hf import EXPORTED_FILES, export_pretraining
+from bert_ds.model.bert.hf import EXPORTED_FILES, export_pretraining
 from bert_ds.train import setup
 from bert_ds.train.evaluate import evaluate_held_out
 from bert_ds.train.import_recipe import import_as_recipe

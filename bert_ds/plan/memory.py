@@ -2,7 +2,7 @@
 
 Three moments take the most: a micro batch's forward and backward pass, the exchange of gradients
 after the last of them, and LAMB's step. The first holds activations, the others copies of
-gradients; see `bert_ds.plan.activations` and `bert_ds.plan.zero`. The largest of them counts.
+gradients; see `bert_ds.model.bert.memory` and `bert_ds.plan.zero`. The largest of them counts.
 
 Besides what tensors take there is an allowance, which cannot be derived:
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
-from bert_ds.plan.activations import micro_batch_memory
+from bert_ds.model.shapes import shape_of
 from bert_ds.plan.shapes import largest_parameter, num_parameters
 from bert_ds.plan.zero import Zero, zero_memory
 
@@ -87,7 +87,7 @@ def phase_memory(
         Zero.of(phase), num_parameters(model), largest_parameter(model), world_size, accumulation
     )
     precision = phase.deepspeed.precision
-    micro = micro_batch_memory(model, phase, execution, precision, micro_batch_size)
+    micro = shape_of(model).micro_batch_memory(model, phase, execution, precision, micro_batch_size)
     extras = {"micro batch": micro.total, "exchange": zero.exchange, "update": zero.update}
     peak_at = max(extras, key=lambda moment: extras[moment])
     tensors = zero.weights + zero.gradients + zero.optimizer + zero.buffers + extras[peak_at]

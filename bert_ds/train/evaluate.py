@@ -18,7 +18,7 @@ from bert_ds.data.reader import BlockReader
 from bert_ds.distributed.communicator import Communicator
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import DataError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import PretrainingModel
 from bert_ds.objectives import PRETRAINING, Sums
 from bert_ds.train import setup
 from data_prep.contract.format import Block, select_rows
@@ -105,7 +105,7 @@ class HeldOutRows:
 def evaluate_held_out(
     config: RunConfig,
     data: setup.PhaseData,
-    model: BertForPreTraining,
+    model: PretrainingModel,
     comm: Communicator,
     engine: TrainEngine | None = None,
     progress: Callable[[int], None] = lambda number: None,

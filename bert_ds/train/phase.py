@@ -22,7 +22,7 @@ from bert_ds.durations import duration
 from bert_ds.errors import DivergedError, StopRequested
 from bert_ds.metrics.meter import Meter, Sink
 from bert_ds.metrics.sinks import JsonLinesSink, ProgressSink, TensorBoardSink
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import PretrainingModel
 from bert_ds.objectives import PRETRAINING
 from bert_ds.optim import learning_rate_at
 from bert_ds.optim.state import load_optimizer_tensors, optimizer_step
@@ -82,7 +82,7 @@ class _Phase:
 
     run: Run
     index: int
-    model: BertForPreTraining
+    model: PretrainingModel
     parts: setup.PhaseSetup
     state: TrainState
     sinks: list[Sink]
@@ -277,7 +277,7 @@ class _Phase:
         )
 
 
-def model_with_weights(run: Run, checkpoint: Checkpoint | None) -> BertForPreTraining:
+def model_with_weights(run: Run, checkpoint: Checkpoint | None) -> PretrainingModel:
     """Build the model with the checkpoint's weights or, without one, with those it begins with."""
     model = setup.build_model(run.config, run.device)
     if checkpoint is not None:

@@ -21,7 +21,7 @@ from bert_ds.checkpoint.content import (
 )
 from bert_ds.checkpoint.store import newest_checkpoint
 from bert_ds.errors import CheckpointError, as_wrong_settings
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import family_of
 from bert_ds.train import setup
 from bert_ds.train.evaluate import evaluate_held_out
 from bert_ds.train.phase import model_with_weights, run_phase
@@ -106,7 +106,7 @@ def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
             f"the recipe's phases are {', '.join(names)}"
         )
     with torch.device("meta"):  # names and shapes, no memory
-        check_weights_fit(BertForPreTraining(run.config.model), checkpoint)
+        check_weights_fit(family_of(run.config.model).build(run.config.model), checkpoint)
     manifest = run.data[state.phase_index].manifest
     for what, saved, present in (
         ("vocabulary", state.vocabulary_sha256, manifest.vocabulary.sha256),

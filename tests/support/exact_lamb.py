@@ -15,7 +15,8 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.distributed.world import World
 from bert_ds.engine import TrainEngine, import_deepspeed
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
 from tests.support.naive import naive_ratios
 

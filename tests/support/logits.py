@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from bert_ds.batch import PretrainingBatch
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 
 
 class Logits(NamedTuple):

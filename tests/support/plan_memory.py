@@ -13,7 +13,8 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import PhaseConfig
 from bert_ds.distributed.world import World
 from bert_ds.engine import TrainEngine
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
 from tests.support.live_bytes import LiveBytes
 

@@ -14,7 +14,8 @@ from bert_ds.batch import NO_PAIR_LABEL, Batch, PackedBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.data.collate import pack
 from bert_ds.data.layout import empty_micro_batch, first_fit, micro_batches
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.objectives import PRETRAINING
 from data_prep.contract.format import Block
 from tests.support.datasets import random_block

@@ -16,7 +16,7 @@ from bert_ds.batch import Batch, PackedBatch, PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig
 from bert_ds.errors import ConfigError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.model.execution import apply_execution, check_execution
 from bert_ds.model.layer_norm import LayerNorm
 from bert_ds.objectives import PRETRAINING

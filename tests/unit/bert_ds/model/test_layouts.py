@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bert_ds.batch import Batch, PackedBatch, PretrainingBatch
 from bert_ds.errors import DataError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.objectives import PRETRAINING
 from tests.unit.bert_ds.model.conftest import unpadded
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import ConfigError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.optim import param_groups
 from bert_ds.optim.param_groups import check_every_parameter_is_in_one_group
 

@@ -13,7 +13,7 @@ import torch
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.distributed.communicator import Communicator
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.train import setup
 from bert_ds.train.evaluate import HeldOutResult, evaluate_held_out
 from data_prep.contract.format import concatenate_blocks

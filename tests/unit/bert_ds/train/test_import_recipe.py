@@ -17,8 +17,9 @@ from bert_ds.config.loading import load_run_config
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError, ConfigError, DataError
 from bert_ds.inference import fill_mask, load_usable
-from bert_ds.model import BertForPreTraining, export_pretraining, import_pretraining, init_weights
-from bert_ds.model.hf import Architecture
+from bert_ds.model.bert.hf import Architecture, export_pretraining, import_pretraining
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.model.hf_tokenizer import read_tokenizer
 from bert_ds.train import setup
 from bert_ds.train.import_recipe import INIT, import_as_recipe

@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
-from bert_ds.metrics.flops import pretraining_flops
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.flops import pretraining_flops
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.objectives import PRETRAINING
 
 BERT_LARGE = ModelConfig(

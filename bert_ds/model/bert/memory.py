@@ -2,8 +2,8 @@
 
 The way that rows take on GPUs, not compiled, of rows of full length (shorter ones take less under
 `unpadded`; `packed` always takes as much as full rows). What autograd keeps, in elements of the
-model's precision unless a type is said; read from `bert_ds.model`, and compared with what it really
-keeps in `tests/unit/bert_ds/plan/test_activations.py`.
+model's precision unless a type is given; read from this folder, and compared with what autograd
+really keeps in `tests/unit/bert_ds/model/bert/test_memory.py`.
 
 Embeddings, a token:
 
@@ -47,37 +47,15 @@ N heads, V vocab_size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bert_ds.config.deepspeed import Precision
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
+from bert_ds.model.family import ELEMENT_BYTES, MicroBatchMemory
 
-ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 VOCABULARY_MULTIPLE = 64
 """Of `BertMaskedLMHead.vocabulary_multiple` on GPUs."""
 _LOSS_CHUNK_BYTES = 32 * 2**20
 """Of the rows of scores that are in float32 at a time; see `bert_ds.objectives.cross_entropy`."""
-
-
-@dataclass(frozen=True)
-class MicroBatchMemory:
-    """Bytes of a micro batch at its highest point.
-
-    Attributes:
-        activations: of embeddings and layers, with those of one group that is computed again.
-        heads: of both heads, the scores above all.
-        workspace: what the backward pass works in at that point.
-    """
-
-    activations: int
-    heads: int
-    workspace: int
-
-    @property
-    def total(self) -> int:
-        """The sum."""
-        return self.activations + self.heads + self.workspace
 
 
 def micro_batch_memory(

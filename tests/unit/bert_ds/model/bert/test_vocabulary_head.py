@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from bert_ds.batch import PackedBatch
 from bert_ds.config.model import ModelConfig
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.objectives import PRETRAINING
 from bert_ds.objectives.cross_entropy import cross_entropy_sum_in_place
 from bert_ds.plan import num_parameters

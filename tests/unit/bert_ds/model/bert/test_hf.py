@@ -17,13 +17,10 @@ from bert_ds import files
 from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError, DataError
-from bert_ds.model import (
-    BertForPreTraining,
-    export_pretraining,
-    hf,
-    import_pretraining,
-    init_weights,
-)
+from bert_ds.model.bert import hf
+from bert_ds.model.bert.hf import export_pretraining, import_pretraining
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from tests.support.logits import logits_of
 from tests.unit.bert_ds.model.conftest import random_model
 

@@ -12,7 +12,8 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import DataError
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.model.dropout import Dropout
 from bert_ds.objectives import PRETRAINING
 from bert_ds.plan import num_parameters
@@ -27,7 +28,7 @@ TIED = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
 def hugging_face_twin(model: BertForPreTraining):
     """Hugging Face's model with the same weights, in evaluation mode."""
     transformers = pytest.importorskip("transformers")
-    fields = model.config.model_dump(exclude={"layer_norm_position"})
+    fields = model.config.model_dump(exclude={"architecture", "layer_norm_position"})
     if fields["hidden_act"] == "gelu_tanh":
         fields["hidden_act"] = "gelu_pytorch_tanh"
     twin = transformers.BertForPreTraining(transformers.BertConfig(**fields))
@@ -67,10 +68,10 @@ def test_the_published_shapes_have_hugging_faces_names_shapes_and_size(
     recipe: str, num_published: int
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    config = load_run_config(Path(__file__).parents[4] / "ds_configs" / recipe).model
+    config = load_run_config(Path(__file__).parents[5] / "ds_configs" / recipe).model
     with torch.device("meta"):
         model = BertForPreTraining(config)
-        fields = config.model_dump(exclude={"layer_norm_position"})
+        fields = config.model_dump(exclude={"architecture", "layer_norm_position"})
         twin = transformers.BertForPreTraining(transformers.BertConfig(**fields))
     theirs = {name: t.shape for name, t in twin.state_dict().items() if name not in TIED}
     assert {name: t.shape for name, t in model.state_dict().items()} == theirs

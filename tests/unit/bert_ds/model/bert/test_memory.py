@@ -15,14 +15,14 @@ import torch
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
-from bert_ds.model import BertForPreTraining
-from bert_ds.objectives import PRETRAINING
-from bert_ds.plan.activations import (
+from bert_ds.model.bert.memory import (
     embedding_bytes,
     head_bytes,
     layer_bytes,
     micro_batch_memory,
 )
+from bert_ds.model.bert.pretraining import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
 from tests.support.live_bytes import LiveBytes
 from tests.support.plan_memory import full_rows
 from tests.support.recipes import tiny_deepspeed

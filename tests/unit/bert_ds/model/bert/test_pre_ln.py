@@ -11,7 +11,9 @@ from torch.nn import functional as F
 from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError
-from bert_ds.model import BertForPreTraining, export_pretraining, init_weights
+from bert_ds.model.bert.hf import export_pretraining
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.objectives import PRETRAINING
 from tests.unit.bert_ds.model.conftest import random_model, unpadded
 

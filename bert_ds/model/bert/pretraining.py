@@ -12,9 +12,9 @@ from torch import nn
 
 from bert_ds.batch import Batch, PackedBatch
 from bert_ds.config.model import ModelConfig
-from bert_ds.model.encoder import BertModel
-from bert_ds.model.heads import BertPretrainingHeads
-from bert_ds.model.row_attention import Rows
+from bert_ds.model.bert.encoder import BertEncoder, BertModel
+from bert_ds.model.bert.heads import BertPretrainingHeads
+from bert_ds.model.row_bounds import Rows
 from bert_ds.objectives import PRETRAINING, Encoded, Head, Sums
 
 _PARAMETERS_OF_HEADS: dict[Head, tuple[str, ...]] = {
@@ -59,8 +59,26 @@ class BertForPreTraining(nn.Module):
                 batch.input_ids, batch.token_type_ids, batch.position_ids, rows
             )
             return Encoded(states, states.index_select(0, batch.cu_seqlens[:-1]))
-        states = self.bert(batch.input_ids, batch.token_type_ids, batch.attention_mask)
+        states = self.encode_padded(batch.input_ids, batch.token_type_ids, batch.attention_mask)
         return Encoded(states.flatten(0, 1), states[:, 0])
+
+    def encode_padded(
+        self, input_ids: torch.Tensor, token_type_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the hidden states of padded rows, [B, S, H].
+
+        Args:
+            input_ids: int64 [B, S], piece ids.
+            token_type_ids: int64 [B, S], segment of each token.
+            attention_mask: bool [B, S], True on real tokens.
+        """
+        states: torch.Tensor = self.bert(input_ids, token_type_ids, attention_mask)
+        return states
+
+    @property
+    def encoder(self) -> BertEncoder:
+        """The stack of layers, for execution settings."""
+        return self.bert.encoder
 
     def score_vocabulary(self, states: torch.Tensor) -> torch.Tensor:
         """Return the scores of hidden states [P, H], in the parameters' dtype.
