@@ -6,9 +6,10 @@ positions of all rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 NO_PAIR_LABEL = -100
 """Label of a row that is a single segment; losses and counts leave it out, as torch's do."""

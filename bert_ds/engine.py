@@ -20,10 +20,9 @@ from typing import Any
 import torch
 
 from bert_ds.batch import Batch
-from bert_ds.config.recipe import PhaseConfig
 from bert_ds.distributed.world import World
 from bert_ds.errors import ConfigError, DivergedError
-from bert_ds.model import BertForPreTraining, PretrainingOutput
+from bert_ds.objectives import PRETRAINING, NumAnswers, Sums, TermSums
 from bert_ds.optim.optimizer import LastNorms, RuleOptimizer
 from bert_ds.optim.overflow import OverflowWatch
 from bert_ds.optim.zero_layout import read_layout
@@ -40,7 +39,7 @@ class TrainEngine:
 
     def __init__(
         self,
-        model: BertForPreTraining,
+        model: torch.nn.Module,
         optimizer: RuleOptimizer,
         deepspeed_config: dict[str, Any],
         world: World,
@@ -72,16 +71,13 @@ class TrainEngine:
             lowest_scale = float(fp16.get("min_loss_scale", 1)) if is_dynamic else 0.0
             self._watch = OverflowWatch(model, max_skipped_in_a_row, lowest_scale)
 
-    def micro_step(
-        self, batch: Batch, num_predictions: int, num_pair_labels: int, *, is_last: bool
-    ) -> PretrainingOutput:
+    def micro_step(self, batch: Batch, num_answers: NumAnswers, *, is_last: bool) -> Sums:
         """Forward and backward of one micro batch; after the last one of an update, the update.
 
         Args:
             batch: the micro batch, on the engine's device.
-            num_predictions: masked positions of the whole update, all ranks.
-            num_pair_labels: rows of the whole update that have a pair label, all ranks.
-            is_last: whether it is the update's last; all ranks say the same.
+            num_answers: answers of each term in the whole update, all ranks.
+            is_last: whether it is the update's last; the same on all ranks.
 
         Returns:
             The micro batch's sums, detached, still on the device.
@@ -93,11 +89,13 @@ class TrainEngine:
         if self._watch is not None and self.loss_scale is not None:
             self._watch.before_backward(self.loss_scale)
         self._engine.set_gradient_accumulation_boundary(is_last)
-        output: PretrainingOutput = self._engine(batch)
-        loss = output.loss(num_predictions, num_pair_labels)
+        sums: Sums = self._engine(batch)
+        loss = PRETRAINING.loss_of(sums, num_answers)
         self._engine.backward(loss * self._world_size, scale_wrt_gas=False)
         self._step(is_last)
-        return PretrainingOutput(*(value.detach() for value in output))
+        return {
+            name: TermSums(each.loss_sum.detach(), each.num_correct) for name, each in sums.items()
+        }
 
     def _step(self, is_last: bool) -> None:
         try:
@@ -183,7 +181,7 @@ class TrainEngine:
                 setattr(self._engine.optimizer.loss_scaler, key, value)
 
     @contextmanager
-    def evaluating(self) -> Iterator[Callable[[Batch], PretrainingOutput]]:
+    def evaluating(self) -> Iterator[Callable[[Batch], Sums]]:
         """Without dropout, and with what computes a batch; all ranks call it as often."""
         self._engine.eval()
         try:
@@ -231,17 +229,20 @@ def _release_stage_3(model: torch.nn.Module) -> None:
                     delattr(function, method)
 
 
-def check_precision(phase: PhaseConfig) -> None:
+def check_precision(phase: str, precision: str) -> None:
     """Refuse half precision that DeepSpeed cannot compute in here, before anything is built.
 
+    Args:
+        phase: name of the phase, for the message.
+        precision: `fp32`, `fp16` or `bf16`.
+
     Raises:
-        ConfigError: with the way out.
+        ConfigError: DeepSpeed does not compute in this precision on this accelerator.
     """
-    precision = phase.deepspeed.precision
     accelerator, supports = accelerator_support()
     if not supports[precision]:
         raise ConfigError(
-            f"{phase.name} asks for {precision}, which DeepSpeed does not compute on this "
+            f"{phase} asks for {precision}, which DeepSpeed does not compute on this "
             f"{accelerator}; train in fp32 with --set deepspeed.{precision}.enabled="
             "false, or on a GPU"
         )

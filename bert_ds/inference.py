@@ -11,7 +11,7 @@ from tokenizers import BertWordPieceTokenizer
 from bert_ds.checkpoint.content import Checkpoint, check_files, load_checkpoint, load_weights
 from bert_ds.checkpoint.store import newest_checkpoint
 from bert_ds.errors import CheckpointError, DataError
-from bert_ds.model import BertForPreTraining, import_pretraining
+from bert_ds.model.families import PretrainingModel, family_of, family_of_folder
 from bert_ds.model.hf_tokenizer import read_tokenizer
 from bert_ds.train.run_folder import RunFolder, open_run
 
@@ -27,7 +27,7 @@ class TrainedModel:
         lowercase, strip_accents: how text is normalised before it is cut into pieces.
     """
 
-    model: BertForPreTraining
+    model: PretrainingModel
     folder: RunFolder
     checkpoint: Checkpoint
     lowercase: bool
@@ -49,7 +49,7 @@ class UsableModel:
         tokenizer: that of its training data.
     """
 
-    model: BertForPreTraining
+    model: PretrainingModel
     tokenizer: BertWordPieceTokenizer
 
 
@@ -79,7 +79,7 @@ def load_trained(path: Path, which: str = "latest") -> TrainedModel:
         if newest is None:
             raise CheckpointError(f"{path} has no checkpoint yet; let the run come to its first")
         found = newest
-    model = BertForPreTraining(config.model)
+    model = family_of(config.model).build(config.model)
     checkpoint = load_checkpoint(found, with_optimizer=False)
     load_weights(model, checkpoint)
     settings = folder.read_vocabulary_settings()
@@ -110,14 +110,14 @@ def load_usable(path: Path, which: str = "latest") -> UsableModel:
     if not (path / "model.safetensors").exists() and not (path / "pytorch_model.bin").exists():
         trained = load_trained(path, which)
         return UsableModel(trained.model, trained.tokenizer())
-    imported, cut = import_pretraining(path), read_tokenizer(path)
+    imported, cut = family_of_folder(path).import_hf(path), read_tokenizer(path)
     missing = [name for name in imported.missing if name.startswith("cls.predictions.")]
     if missing:
         raise CheckpointError(
             f"{path} has no masked language model's head ({missing[0]} is not there); take a "
-            "folder of BertForPreTraining or BertForMaskedLM"
+            "folder of PretrainingModel or BertForMaskedLM"
         )
-    model = BertForPreTraining(imported.config)
+    model = family_of(imported.config).build(imported.config)
     model.load_state_dict(imported.weights, strict=False)  # without a pooler it may be
     tokenizer = BertWordPieceTokenizer(
         {piece: index for index, piece in enumerate(cut.pieces)},
@@ -152,13 +152,10 @@ def fill_mask(usable: UsableModel, text: str, top_k: int) -> list[list[Guess]]:
     if len(encoded.ids) > longest:
         raise DataError(f"the text has {len(encoded.ids)} pieces, the model takes {longest}")
     input_ids = torch.tensor([encoded.ids])
-    logits = usable.model.logits(
-        input_ids,
-        torch.zeros_like(input_ids),
-        torch.ones_like(input_ids, dtype=torch.bool),
-        torch.tensor(positions),
-    )
-    best = logits.mlm.float().softmax(dim=-1).topk(min(top_k, logits.mlm.shape[-1]))
+    is_real = torch.ones_like(input_ids, dtype=torch.bool)
+    states = usable.model.encode_padded(input_ids, torch.zeros_like(input_ids), is_real)[0]
+    scores = usable.model.score_vocabulary(states[positions])[:, : usable.model.vocab_size]
+    best = scores.float().softmax(dim=-1).topk(min(top_k, scores.shape[-1]))
     return [
         [Guess(tokenizer.id_to_token(piece), p) for piece, p in zip(ids, values, strict=True)]
         for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)

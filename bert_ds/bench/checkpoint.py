@@ -24,7 +24,7 @@ from bert_ds.config.recipe import RunConfig
 from bert_ds.distributed.communicator import init_process_group, shutdown
 from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import PretrainingModel, family_of
 from bert_ds.optim.rule import MOMENTS
 from bert_ds.optim.state import load_optimizer_tensors
 from bert_ds.train import setup
@@ -77,7 +77,7 @@ def bench_checkpoint(
         ConfigError: the device cannot compute in the recipe's precision.
     """
     phase = config.phases[0]
-    check_precision(phase)
+    check_precision(phase.name, phase.deepspeed.precision)
     init_process_group(world, device)
     model = setup.build_model(config, device)
     engine = setup.build_engine(phase, model, phase.plan_batch(1), world)
@@ -106,7 +106,10 @@ def bench_checkpoint(
             del tensors, saved
             size = sum(file.stat().st_size for file in path.iterdir())
             timed("checked", functools.partial(check_files, path))
-            timed("loaded", functools.partial(_load, path, BertForPreTraining(config.model)))
+            timed(
+                "loaded",
+                functools.partial(_load, path, family_of(config.model).build(config.model)),
+            )
     engine.destroy()
     shutdown()
     return CheckpointBench(
@@ -121,7 +124,7 @@ def bench_checkpoint(
     )
 
 
-def _load(path: Path, model: BertForPreTraining) -> None:
+def _load(path: Path, model: PretrainingModel) -> None:
     """Read all tensors: they are read from the disk when they are first looked at."""
     loaded = load_checkpoint(path)
     load_weights(model, loaded)

@@ -19,7 +19,8 @@ import torch
 from bert_ds.bench.shards import FlatShards, flat_shards
 from bert_ds.config.recipe import RunConfig
 from bert_ds.data.stream import TrainStream
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import PretrainingModel
+from bert_ds.objectives import PRETRAINING
 from bert_ds.optim import Lamb, LambConfig, learning_rate_at, param_groups
 from bert_ds.seeding import seed_dropout
 from bert_ds.train import setup
@@ -97,7 +98,7 @@ class _Runner:
         for group, flats in zip(self.optimizer.param_groups, self._shards.by_group, strict=True):
             group["params"] = list(flats)
 
-    def update(self, forward: Callable[[BertForPreTraining], torch.Tensor], lr: float) -> None:
+    def update(self, forward: Callable[[PretrainingModel], torch.Tensor], lr: float) -> None:
         """Take one update on the rows that `forward` computes the loss of."""
         self.model.zero_grad()
         loss = forward(self.model)
@@ -163,12 +164,11 @@ def bench_exactness(
         update = next(updates)
         lr = learning_rate_at(phase.schedule, lamb.lr, step, num_updates)
 
-        def loss_of(model: BertForPreTraining, update: Any = update) -> torch.Tensor:
-            total = torch.zeros(())
+        def loss_of(model: PretrainingModel, update: Any = update) -> torch.Tensor:
+            total, num_answers = torch.zeros(()), PRETRAINING.count(update.micro_batches)
             for rows, place in zip(update.micro_batches, update.micro_positions, strict=True):
                 seed_dropout(config.seed, 0, place)
-                output = model(rows)
-                total = total + output.loss(update.num_predictions, update.num_pair_labels)
+                total = total + PRETRAINING.loss_of(model(rows), num_answers)
             return total
 
         for runner in (reference, *others):

@@ -27,7 +27,7 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.config.optimizer import KernelName
 from bert_ds.engine import import_deepspeed
 from bert_ds.metrics.norms import norm_columns
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import family_of
 from bert_ds.optim import Lamb, param_groups
 from bert_ds.optim.kernels.base import FlatTensors
 from bert_ds.optim.kernels.plain import PlainKernel
@@ -207,7 +207,7 @@ def as_text(bench: OptimizerBench) -> str:
 
 def _make_tensors(model_config: ModelConfig, device: torch.device) -> _Tensors:
     with torch.device("meta"):
-        model = BertForPreTraining(model_config)
+        model = family_of(model_config).build(model_config)
     groups = param_groups(model, 0.01)
     shards = flat_shards(groups, 1, device)
     generator = torch.Generator(device).manual_seed(0)

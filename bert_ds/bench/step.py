@@ -37,9 +37,10 @@ from bert_ds.distributed.communicator import init_process_group, shutdown
 from bert_ds.distributed.world import World
 from bert_ds.engine import check_precision
 from bert_ds.errors import ConfigError, DataError
-from bert_ds.metrics.flops import pretraining_flops
-from bert_ds.model import BertForPreTraining, PretrainingOutput
 from bert_ds.model.execution import check_execution, prepare_process
+from bert_ds.model.families import PretrainingModel
+from bert_ds.model.shapes import shape_of
+from bert_ds.objectives import PRETRAINING, Sums, TermSums
 from bert_ds.train import setup
 from data_prep.contract.format import Block, concatenate_blocks, select_rows
 
@@ -97,19 +98,17 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the two are apart at the same weights, without dropout.
-
-    Attributes:
-        our_loss, their_loss: MLM + next sentence, nats, of one micro batch.
-        gradient_difference: largest difference of a tensor's gradient by its norm; key biases are
-            left out: their gradient is zero but for rounding.
-        worst_tensor: the tensor of that difference.
-    """
+    """How far the two are apart at the same weights, without dropout."""
 
     our_loss: float
+    """Loss of one micro batch, nats."""
     their_loss: float
+    """The same of the other model."""
     gradient_difference: float
+    """Largest difference of a tensor's gradient by its norm; key biases are left out: their
+    gradient is zero but for rounding."""
     worst_tensor: str
+    """The tensor of that difference."""
 
 
 @dataclass(frozen=True)
@@ -139,13 +138,13 @@ class StepBench:
 
 
 class _HuggingFace(nn.Module):
-    """Hugging Face's BertForPreTraining behind our model's call: its own loss comes out as a sum
+    """Hugging Face's PretrainingModel behind our model's call: its own loss comes out as a sum
     whose denominators are 1."""
 
-    def __init__(self, model: BertForPreTraining, accumulation: int) -> None:
+    def __init__(self, model: PretrainingModel, accumulation: int) -> None:
         super().__init__()
         transformers = _transformers()
-        fields = model.config.model_dump(exclude={"layer_norm_position"})
+        fields = model.config.model_dump(exclude={"architecture", "layer_norm_position"})
         if fields["hidden_act"] == "gelu_tanh":
             fields["hidden_act"] = "gelu_pytorch_tanh"
         self.theirs = transformers.BertForPreTraining(transformers.BertConfig(**fields))
@@ -155,7 +154,7 @@ class _HuggingFace(nn.Module):
         self.theirs.tie_weights()
         self._accumulation = accumulation
 
-    def forward(self, batch: PretrainingBatch) -> PretrainingOutput:
+    def forward(self, batch: PretrainingBatch) -> Sums:
         """The loss of a micro batch by the number of micro batches, as accumulation takes it."""
         labels = torch.full_like(batch.input_ids, -100)
         labels.view(-1)[batch.masked_lm_positions] = batch.masked_lm_ids
@@ -166,9 +165,10 @@ class _HuggingFace(nn.Module):
             labels=labels,
             next_sentence_label=batch.next_sentence_label,
         )
-        nothing = labels.new_zeros(())
         loss = output.loss.float() / self._accumulation
-        return PretrainingOutput(loss, torch.zeros_like(loss), nothing, nothing)
+        nothing = TermSums(torch.zeros_like(loss), labels.new_zeros(()))
+        sums = dict.fromkeys((term.name for term in PRETRAINING.terms), nothing)
+        return sums | {PRETRAINING.leading.name: nothing._replace(loss_sum=loss)}
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def bench_step(
         DataError: the dataset does not fit, or has too few rows of full length.
     """
     job = _job(config, data, options, world)
-    check_precision(job.phase)
+    check_precision(job.phase.name, job.phase.deepspeed.precision)
     jobs = {OURS: job}
     if options.compare == "hf":
         jobs[THEIRS] = job
@@ -319,15 +319,16 @@ def _batches(name: str, job: _Job, device: torch.device) -> list[Batch]:
 def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
     """A function that applies one update and returns its seconds."""
     model, batches = _model(name, job, device), _batches(name, job, device)
-    engine = setup.build_engine(job.phase, cast("BertForPreTraining", model), job.plan, job.world)
+    engine = setup.build_engine(job.phase, cast("PretrainingModel", model), job.plan, job.world)
     engine.set_learning_rate(_LEARNING_RATE)
-    # Hugging Face's loss is a mean already
-    predictions, labels = (len(job.rows.masked_lm_ids), len(job.rows)) if name != THEIRS else (1, 1)
+    num_answers = PRETRAINING.count(batches)
+    if name == THEIRS:  # its loss is a mean already
+        num_answers = dict.fromkeys(num_answers, 1)
 
     def update() -> float:
         started = time.perf_counter()
         for number, batch in enumerate(batches, start=1):
-            engine.micro_step(batch, predictions, labels, is_last=number == len(batches))
+            engine.micro_step(batch, num_answers, is_last=number == len(batches))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
@@ -342,12 +343,13 @@ def _agreement(jobs: dict[str, _Job], device: torch.device) -> Agreement:
         model = _model(name, job, device).eval()
         layout = job.config.execution.batch_layout if name != THEIRS else "padded"
         batch = lay_out(cut_rows(job.rows, job.plan.micro_batch_size)[0], layout).to(device)
-        output = model(batch)
+        sums = model(batch)
         if name != THEIRS:
-            loss = output.loss(len(batch.masked_lm_ids), len(batch.next_sentence_label))
+            loss = PRETRAINING.loss_of(sums, PRETRAINING.count([batch]))
         else:
-            loss = output.mlm_loss_sum * job.plan.gradient_accumulation_steps
-        loss.backward()
+            mean = sums[PRETRAINING.leading.name].loss_sum
+            loss = mean * job.plan.gradient_accumulation_steps
+        torch.autograd.backward(loss)
         gradients = {
             key.removeprefix("theirs.").replace(_THEIR_BIAS, _OUR_BIAS): parameter.grad.double()
             for key, parameter in model.named_parameters()
@@ -393,7 +395,7 @@ def _in_a_process(
 
 def _flops(job: _Job) -> int:
     lengths = job.rows.length.astype(np.int64)
-    return pretraining_flops(
+    return shape_of(job.config.model).flops(
         job.config.model,
         sum_of_lengths=int(lengths.sum()),
         sum_of_squared_lengths=int((lengths**2).sum()),

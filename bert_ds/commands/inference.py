@@ -44,7 +44,7 @@ def evaluate(arguments: argparse.Namespace, world: World) -> None:
     from bert_ds.distributed.communicator import Communicator, init_process_group, shutdown
     from bert_ds.inference import load_trained
     from bert_ds.train import setup
-    from bert_ds.train.phase import evaluate_held_out
+    from bert_ds.train.evaluate import evaluate_held_out
     from bert_ds.train.run_folder import open_run
 
     trained = load_trained(arguments.run, arguments.checkpoint)
@@ -128,7 +128,7 @@ def _add_export(commands: Commands) -> None:
 def export_hf(arguments: argparse.Namespace, world: World) -> None:
     """Write the Hugging Face folder and note it in the run's summary."""
     from bert_ds.inference import load_trained
-    from bert_ds.model.hf import EXPORTED_FILES, export_pretraining
+    from bert_ds.model.bert.hf import EXPORTED_FILES, export_pretraining
 
     trained = load_trained(arguments.run, arguments.checkpoint)
     name = trained.checkpoint.path.name

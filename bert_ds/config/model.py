@@ -12,6 +12,8 @@ from bert_ds.config.base import FrozenConfig
 class ModelConfig(FrozenConfig):
     """BERT's architecture (Devlin et al. 2018, arXiv:1810.04805). The defaults are BERT-base."""
 
+    architecture: Literal["bert"] = "bert"
+    """The family of networks."""
     vocab_size: int = Field(default=30522, gt=4)
     """Pieces in the vocabulary."""
     hidden_size: int = Field(default=768, gt=0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import (
+    AliasChoices,
     Field,
     ValidationInfo,
     field_serializer,
@@ -23,6 +24,7 @@ from bert_ds.config.batch import BatchPlan, plan_batch
 from bert_ds.config.deepspeed import DeepSpeedConfig, read_deepspeed
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.schedule import ScheduleConfig
+from bert_ds.objectives import PRETRAINING
 
 
 class PhaseConfig(FrozenConfig):
@@ -36,9 +38,15 @@ class PhaseConfig(FrozenConfig):
     """Most masked positions in a row; must cover what the dataset was made with."""
     total_steps: int = Field(gt=0)
     """Updates to apply in this phase."""
-    target_mlm_accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
-    """Held-out MLM accuracy at which the phase ends before its last update (MLPerf's BERT ends at
-    0.72); looked at every evaluation.every_steps. null trains all updates."""
+    target_accuracy: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        validation_alias=AliasChoices("target_accuracy", f"target_{PRETRAINING.leading.accuracy}"),
+    )
+    """Held-out accuracy of the objectives' leading term (of the masked tokens: also to be set as
+    target_mlm_accuracy) at which the phase ends before its last update (MLPerf's BERT ends at
+    0.72); checked every evaluation.every_steps. null trains all updates."""
     schedule: ScheduleConfig
     """Learning rate over the phase; its peak is optimizer.params.lr of the DeepSpeed JSON."""
     moments: Literal["carry", "reset"] = "carry"
@@ -89,8 +97,8 @@ class CheckpointConfig(FrozenConfig):
     keep_every_steps: int | None = Field(default=None, gt=0)
     """Checkpoints at multiples of so many updates are kept besides; null keeps none for that."""
     keep_best: bool = False
-    """Whether each evaluation during training whose MLM loss is the lowest of its phase so far
-    writes a checkpoint, which is kept until a better one."""
+    """Whether each evaluation during training whose loss of the leading term (of the masked tokens)
+    is the lowest of its phase so far writes a checkpoint, which is kept until a better one."""
 
 
 class EvaluationConfig(FrozenConfig):
@@ -227,9 +235,9 @@ class RunConfig(FrozenConfig):
     @model_validator(mode="after")
     def _what_is_looked_at_is_evaluated(self) -> RunConfig:
         asking = [
-            f"{phase.name}.target_mlm_accuracy"
+            f"{phase.name}.target_accuracy"
             for phase in self.phases
-            if phase.target_mlm_accuracy is not None
+            if phase.target_accuracy is not None
         ]
         asking += ["checkpoint.keep_best"] if self.checkpoint.keep_best else []
         if asking and self.evaluation.every_steps is None:

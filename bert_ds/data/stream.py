@@ -31,8 +31,6 @@ class RankUpdate:
             in at most as many.
         micro_positions: a stream position for each of `gradient_accumulation_steps` micro batches,
             no two alike over all ranks and updates: that of its first row, as rows are cut.
-        num_predictions: masked positions in the rank's rows.
-        num_pair_labels: rows of the rank that have a next-sentence (or sentence-order) label.
         num_tokens: real tokens in the rank's rows.
         num_squared_lengths: sum of the squares of the rows' lengths in tokens.
         empty: packed, a micro batch without a row, for when another rank has more micro batches.
@@ -41,8 +39,6 @@ class RankUpdate:
     position: int
     micro_batches: tuple[Batch, ...]
     micro_positions: tuple[int, ...]
-    num_predictions: int
-    num_pair_labels: int
     num_tokens: int
     num_squared_lengths: int
     empty: Batch | None = None
@@ -80,8 +76,6 @@ class TrainStream:
             position=update.position,
             micro_batches=micro_batches(rows, self._layout, size, longest),
             micro_positions=tuple(range(first, first + batch.sequences_per_rank, size)),
-            num_predictions=len(rows.masked_lm_ids),
-            num_pair_labels=0 if rows.pair_label is None else len(rows),
             num_tokens=len(rows.tokens),
             num_squared_lengths=int(np.square(rows.length, dtype=np.int64).sum()),
             empty=empty,

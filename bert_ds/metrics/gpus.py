@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bert_ds.config.deepspeed import Precision
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -34,7 +32,7 @@ class Gpu:
     link_gb_per_s: float
     has_bf16: bool = True
 
-    def peak_tflop_per_s(self, precision: Precision) -> float:
+    def peak_tflop_per_s(self, precision: str) -> float:
         """Dense peak, 10^12 FLOP/s."""
         return self.single_tflop_per_s if precision == "fp32" else self.half_tflop_per_s
 
@@ -58,7 +56,7 @@ directions, the one here is half of it. Usable memory is what CUDA reports for t
 sheet says; it differs by some tenths with the driver."""
 
 
-def peak_tflop_per_s(device_name: str, precision: Precision) -> float | None:
+def peak_tflop_per_s(device_name: str, precision: str) -> float | None:
     """Published dense peak of a device, 10^12 FLOP/s; None where it is not known, as of CPUs.
 
     Args:

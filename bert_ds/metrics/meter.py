@@ -16,46 +16,47 @@ import torch
 from bert_ds.errors import DivergedError
 from bert_ds.metrics.norms import ParameterNorms, norm_columns
 from bert_ds.metrics.speed import Speed
+from bert_ds.objectives import PRETRAINING, NumAnswers
 
 MetricsRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """One update as this rank saw it.
-
-    Attributes:
-        global_step, skipped_steps, samples_seen, tokens_seen: counters after the update.
-        num_predictions, num_pair_labels, num_sequences, num_tokens, num_squared_lengths: of the
-            update, all ranks.
-        sums: float64 [4] on the device, this rank's MLM loss sum, NSP loss sum, MLM correct, NSP
-            correct.
-        was_applied: whether the update moved the weights.
-        learning_rate: of the update.
-        grad_norm: global norm before clipping, scalar on the device, where it is known.
-        loss_scale: of fp16, where there is one.
-        norms: LAMB's norms by parameter, None where the update was skipped.
-        step_s: seconds that the whole update took on the host.
-        data_wait_s: seconds of them spent waiting for data.
-    """
+    """One update as this rank saw it; counters and counts are those of all ranks."""
 
     global_step: int
+    """Applied updates, with this one if it was."""
     skipped_steps: int
+    """Skipped updates, with this one if it was."""
     samples_seen: int
+    """Sequences consumed, those of the update included."""
     tokens_seen: int
-    num_predictions: int
-    num_pair_labels: int
+    """Real tokens consumed, those of the update included."""
+    num_answers: NumAnswers
+    """Answers of each of the objectives' terms in the update."""
     num_sequences: int
+    """Sequences of the update."""
     num_tokens: int
+    """Real tokens of the update."""
     num_squared_lengths: int
+    """Sum of the squares of its sequences' lengths."""
     sums: torch.Tensor
+    """float64 on the device, this rank's sums as `ObjectiveSet.flatten` puts them."""
     was_applied: bool
+    """Whether the update moved the weights."""
     learning_rate: float
+    """Learning rate of the update."""
     grad_norm: torch.Tensor | None
+    """Global norm before clipping, scalar on the device, where it is known."""
     loss_scale: float | None
+    """Loss scale of fp16, where there is one."""
     norms: ParameterNorms | None
+    """LAMB's norms by parameter, None where the update was skipped."""
     step_s: float
+    """Seconds that the whole update took on the host."""
     data_wait_s: float
+    """Seconds of them spent waiting for data."""
 
 
 class Sink(Protocol):
@@ -83,8 +84,14 @@ class Meter:
         norms_by_layer: bool = False,
         speed: Speed | None = None,
     ) -> None:
-        """Args: phase name for the rows; in-place sum of a device tensor; sinks (rank 0 only);
-        whether rows hold gradient and update norms by layer; what knows how fast the device is.
+        """Begin without a record.
+
+        Args:
+            phase: name for the rows.
+            sum_over_ranks: in-place sum of a device tensor over all ranks.
+            sinks: where rows go; none but on rank 0.
+            norms_by_layer: whether rows hold gradient and update norms by layer.
+            speed: turns counts and seconds into rates; None for rows without them.
         """
         self._speed = speed
         self._phase = phase
@@ -164,29 +171,20 @@ def make_row(
     Args:
         phase: name of the phase.
         record: the update; its own `sums` are this rank's and are not used.
-        sums: the four sums over all ranks.
+        sums: the same over all ranks.
         grad_norm: the record's, read from the device.
 
     Returns:
-        Losses in nats: `mlm_loss` a masked position, `nsp_loss` a row with a pair label, `loss`
-        their sum. Where no row has one, `nsp_loss` and `nsp_accuracy` are None.
+        Losses in nats: that of a term an answer, `loss` their weighted sum. A term without an
+        answer in the update has None.
     """
-    mlm_loss_sum, nsp_loss_sum, mlm_correct, nsp_correct = sums
-    num_predictions = max(record.num_predictions, 1)
-    mlm_loss = mlm_loss_sum / num_predictions
-    num_labels = record.num_pair_labels
-    nsp_loss = nsp_loss_sum / num_labels if num_labels else None
     return {
         "phase": phase,
         "global_step": record.global_step,
         "skipped_steps": record.skipped_steps,
         "samples_seen": record.samples_seen,
         "tokens_seen": record.tokens_seen,
-        "loss": mlm_loss + (nsp_loss or 0.0),
-        "mlm_loss": mlm_loss,
-        "nsp_loss": nsp_loss,
-        "mlm_accuracy": mlm_correct / num_predictions,
-        "nsp_accuracy": nsp_correct / num_labels if num_labels else None,
+        **PRETRAINING.figures(sums, record.num_answers),
         "learning_rate": record.learning_rate,
         "grad_norm": grad_norm,
         "loss_scale": record.loss_scale,
@@ -204,7 +202,7 @@ def _rates(speed: Speed, records: Sequence[UpdateRecord]) -> list[MetricsRow]:
         speed.tflop_per_s(
             num_tokens=record.num_tokens,
             num_squared_lengths=record.num_squared_lengths,
-            num_predictions=record.num_predictions,
+            num_predictions=PRETRAINING.num_scored(record.num_answers),
             num_sequences=record.num_sequences,
             seconds=record.step_s,
         )

@@ -15,18 +15,19 @@ from tqdm import tqdm
 
 from bert_ds.durations import duration
 from bert_ds.metrics.meter import MetricsRow
+from bert_ds.objectives import PRETRAINING
 from data_prep.contract.screen import has_a_screen
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _TENSORBOARD_TAGS = (
-    "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm",
-    "loss_scale", "skipped_steps", "sequences_per_s", "tokens_per_s", "data_wait_s",
+    *PRETRAINING.columns, "learning_rate", "grad_norm", "loss_scale", "skipped_steps",
+    "sequences_per_s", "tokens_per_s", "data_wait_s",
     "tflop_per_s", "mfu", "peak_memory_mib",
     "trust_ratio_min", "trust_ratio_median", "trust_ratio_max",
 )  # fmt: skip
-_EVALUATION_TAGS = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")
+_EVALUATION_TAGS = PRETRAINING.held_out_keys
 _BY_LAYER = ("grad_norm_by_layer", "update_norm_by_layer")
 _ONLY_FOR_HISTOGRAMS = ("trust_ratios",)
 _SECONDS_BETWEEN_LINES = 10.0
@@ -36,7 +37,12 @@ class JsonLinesSink:
     """Appends rows to `metrics.jsonl` and `evaluations.jsonl`, through to the disk each time."""
 
     def __init__(self, path: Path, evaluations: Path) -> None:
-        """Args: file of the updates' rows; file of the evaluations'."""
+        """Take the files.
+
+        Args:
+            path: file of the updates' rows.
+            evaluations: file of the evaluations' rows.
+        """
         self._path = path
         self._evaluations = evaluations
 
@@ -102,7 +108,14 @@ class TensorBoardSink:
     """
 
     def __init__(self, folder: Path, phase: str, samples_before: int, samples_seen: int) -> None:
-        """Args: log folder; phase; samples of earlier phases; samples of this one so far."""
+        """Open the phase's log; what it holds after the present samples is dropped.
+
+        Args:
+            folder: where TensorBoard's logs are.
+            phase: name of the phase.
+            samples_before: samples of earlier phases.
+            samples_seen: samples of this phase so far.
+        """
         from torch.utils.tensorboard import SummaryWriter
 
         self._phase = phase
@@ -203,13 +216,11 @@ class ProgressSink:
             self._line_due = self._clock() + _SECONDS_BETWEEN_LINES
 
     def write_evaluation(self, row: MetricsRow) -> None:
-        """Say what came out, above the bar."""
+        """Show the result, above the bar."""
         text = (
-            f"{self._phase} {row['global_step']}/{self._total_steps}  held-out mlm_loss "
-            f"{row['mlm_loss']:.3f}  mlm_acc {row['mlm_accuracy']:.4f}"
+            f"{self._phase} {row['global_step']}/{self._total_steps}  held-out "
+            f"{PRETRAINING.held_out_text(row)}"
         )
-        if row["nsp_accuracy"] is not None:
-            text += f"  nsp_acc {row['nsp_accuracy']:.4f}"
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
         else:
@@ -245,12 +256,14 @@ def summarise(rows: Sequence[MetricsRow]) -> str:
     """The few numbers a person watches, as means over the rows."""
 
     def mean(key: str) -> float:
-        return math.fsum(row[key] for row in rows) / len(rows)
+        known = [row[key] for row in rows if row[key] is not None]
+        return math.fsum(known) / len(known) if known else math.nan
 
     rate = sum(row["sequences_per_s"] * row["step_s"] for row in rows) / max(
         sum(row["step_s"] for row in rows), 1e-9
     )
+    term = PRETRAINING.leading
     return (
-        f"loss {mean('loss'):.3f}  mlm_acc {mean('mlm_accuracy'):.3f}  "
+        f"loss {mean('loss'):.3f}  {term.name}_acc {mean(term.accuracy):.3f}  "
         f"lr {rows[-1]['learning_rate']:.2e}  {rate:,.0f} seq/s"
     )

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-from bert_ds.config.model import ModelConfig
-from bert_ds.metrics.flops import pretraining_flops
 
 
 @dataclass(frozen=True)
@@ -16,13 +14,13 @@ class Speed:
     """What turns an update's counts and seconds into rates.
 
     Attributes:
-        model: shape of the network.
+        flops: counts the operations of some rows, as `bert_ds.model.family.Flops`.
         world_size: ranks that share the work.
         peak: TFLOP/s of a rank's device, where it is known.
         device: of the rank.
     """
 
-    model: ModelConfig
+    flops: Callable[..., int]
     world_size: int
     peak: float | None
     device: torch.device
@@ -40,11 +38,10 @@ class Speed:
 
         Args:
             num_tokens, num_squared_lengths, num_predictions, num_sequences: of the update, all
-                ranks; see `pretraining_flops`.
+                ranks; see `bert_ds.model.family.Flops`.
             seconds: that it took.
         """
-        flops = pretraining_flops(
-            self.model,
+        flops = self.flops(
             sum_of_lengths=num_tokens,
             sum_of_squared_lengths=num_squared_lengths,
             num_predictions=num_predictions,

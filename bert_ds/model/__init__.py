@@ -1,26 +1,5 @@
-"""BERT in plain PyTorch: embeddings, encoder, pretraining heads, initial weights, Hugging Face.
+"""Networks by family, one folder each, and next to them what families share.
 
-Knows no ranks.
+Knows no ranks. `families` names the networks (torch), `shapes` their counts (without torch), `cpu`
+holds code that makes training on CPUs fast and that nothing on a GPU runs.
 """
-
-from bert_ds.model.encoder import BertModel
-from bert_ds.model.hf import (
-    ImportedModel,
-    export_pretraining,
-    import_pretraining,
-    read_hf_config,
-)
-from bert_ds.model.init import init_weights
-from bert_ds.model.pretraining import BertForPreTraining, PretrainingLogits, PretrainingOutput
-
-__all__ = [
-    "BertForPreTraining",
-    "BertModel",
-    "ImportedModel",
-    "PretrainingLogits",
-    "PretrainingOutput",
-    "export_pretraining",
-    "import_pretraining",
-    "init_weights",
-    "read_hf_config",
-]

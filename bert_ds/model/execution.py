@@ -10,8 +10,8 @@ import torch
 
 from bert_ds.config.recipe import ExecutionConfig
 from bert_ds.errors import ConfigError
+from bert_ds.model.families import PretrainingModel
 from bert_ds.model.layer_norm import LayerNorm, apex_kernel
-from bert_ds.model.pretraining import BertForPreTraining
 
 _CXX_COMPILERS = ("g++", "clang++", "c++")
 
@@ -56,21 +56,21 @@ def check_execution(execution: ExecutionConfig, device: torch.device) -> None:
         )
 
 
-def apply_execution(model: BertForPreTraining, execution: ExecutionConfig) -> None:
+def apply_execution(model: PretrainingModel, execution: ExecutionConfig) -> None:
     """Have a model compute as the settings say; weights and names stay as they are.
 
     Args:
         model: on its device, before an engine takes it.
         execution: settings that `check_execution` let pass.
     """
-    model.bert.encoder.recompute_every = execution.recompute_every
+    model.encoder.recompute_every = execution.recompute_every
     if execution.layer_norm == "apex":
         kernel = apex_kernel()
         for module in model.modules():
             if isinstance(module, LayerNorm):
                 module.kernel = kernel
     if execution.compile:
-        for layer in model.bert.encoder.layer:
+        for layer in model.encoder.layer:
             layer.compile()
 
 

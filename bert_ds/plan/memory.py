@@ -2,7 +2,7 @@
 
 Three moments take the most: a micro batch's forward and backward pass, the exchange of gradients
 after the last of them, and LAMB's step. The first holds activations, the others copies of
-gradients; see `bert_ds.plan.activations` and `bert_ds.plan.zero`. The largest of them counts.
+gradients; see `bert_ds.model.bert.memory` and `bert_ds.plan.zero`. The largest of them counts.
 
 Besides what tensors take there is an allowance, which cannot be derived:
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
-from bert_ds.plan.activations import micro_batch_memory
+from bert_ds.model.shapes import shape_of
 from bert_ds.plan.shapes import largest_parameter, num_parameters
 from bert_ds.plan.zero import Zero, zero_memory
 
@@ -38,7 +38,7 @@ class PhaseMemory:
         optimizer: float32 weights (under ZeRO) and LAMB's two moments.
         buffers: DeepSpeed's buckets.
         activations: kept for the backward pass.
-        mlm_head: what the heads keep, the scores of the vocabulary above all.
+        heads: what the heads keep, the scores of the vocabulary above all.
         workspace: what the backward pass works in.
         exchange_extra: what the exchange of gradients takes in place of the last three.
         update_extra: what LAMB's step takes in place of the last three; negative where buckets
@@ -54,7 +54,7 @@ class PhaseMemory:
     optimizer: int
     buffers: int
     activations: int
-    mlm_head: int
+    heads: int
     workspace: int
     exchange_extra: int
     update_extra: int
@@ -87,7 +87,7 @@ def phase_memory(
         Zero.of(phase), num_parameters(model), largest_parameter(model), world_size, accumulation
     )
     precision = phase.deepspeed.precision
-    micro = micro_batch_memory(model, phase, execution, precision, micro_batch_size)
+    micro = shape_of(model).micro_batch_memory(model, phase, execution, precision, micro_batch_size)
     extras = {"micro batch": micro.total, "exchange": zero.exchange, "update": zero.update}
     peak_at = max(extras, key=lambda moment: extras[moment])
     tensors = zero.weights + zero.gradients + zero.optimizer + zero.buffers + extras[peak_at]
@@ -99,7 +99,7 @@ def phase_memory(
         optimizer=zero.optimizer,
         buffers=zero.buffers,
         activations=micro.activations,
-        mlm_head=micro.mlm_head,
+        heads=micro.heads,
         workspace=micro.workspace,
         exchange_extra=zero.exchange,
         update_extra=zero.update,

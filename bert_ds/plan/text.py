@@ -76,7 +76,7 @@ def _parts(memory: PhaseMemory) -> str:
     if memory.peak_at == "micro batch":
         parts |= {
             "activations": memory.activations,
-            "heads": memory.mlm_head,
+            "heads": memory.heads,
             "backward": memory.workspace,
         }
     elif memory.peak_at == "exchange":

@@ -58,7 +58,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bert_ds.config.recipe import PhaseConfig
-from bert_ds.plan.activations import ELEMENT_BYTES
+from bert_ds.model.family import ELEMENT_BYTES
 
 FLOAT32 = 4
 _STAGE_0_BUCKET = 500_000_000

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_ds.errors import ConfigError
+from bert_ds.objectives import PRETRAINING
 from bert_ds.report import formats
 from bert_ds.report.curves import Floats, running_mean, thin
-from bert_ds.report.record import PhaseRecord, RunRecord, number_in
+from bert_ds.report.record import PhaseRecord, RunRecord
 
 RAW_POINTS = 2000
 """Most points of a curve over all phases."""
@@ -27,6 +28,7 @@ SMOOTH_POINTS = 500
 
 # Okabe and Ito's colours, which people with colour-blindness can tell apart.
 _BLUE, _ORANGE, _GREEN, _PURPLE = "#0072b2", "#d55e00", "#007a5a", "#a3508a"
+_TERM_COLORS = (_BLUE, _ORANGE, _PURPLE, _GREEN)
 _GREY = "#555555"
 _WIDTH_IN, _PANEL_HEIGHT_IN = 5.0, 2.2
 _AXES_WIDTH_PT, _CHARACTER_PT = 0.85 * 72 * _WIDTH_IN, 4.4
@@ -89,30 +91,11 @@ def _column(name: str, scale: float = 1.0) -> Callable[[PhaseRecord], Floats]:
 
 
 def _plan(run: RunRecord) -> list[tuple[str, list[Panel]]]:
-    held_out = run.held_out
-
-    def in_percent(key: str, label: str) -> tuple[str, float] | None:
-        value = number_in(held_out, key)
-        return None if value is None else (label, 100 * value)
-
-    mlm = Series("MLM", _BLUE, _column("mlm_accuracy", 100))
-    nsp = Series("NSP", _ORANGE, _column("nsp_accuracy", 100))
-    unigram = in_percent("unigram_accuracy", "unigram guess")
-    mlm_loss = Series("MLM", _BLUE, _column("mlm_loss"))
-    has_nsp = any(bool(np.isfinite(phase.columns["nsp_loss"]).any()) for phase in run.phases)
-    losses = (Series("MLM + NSP", _GREEN, _column("loss")), mlm_loss) if has_nsp else (mlm_loss,)
     wait = Series("data wait", _PURPLE, lambda phase: 100 * phase.data_wait_share)
     rate = Series("sequences/s", _GREEN, _column("sequences_per_s"))
     return [
-        ("Loss", [
-            Panel("Loss (nats/prediction)", losses),
-            Panel("NSP loss (nats/sequence)", (Series("NSP", _ORANGE, _column("nsp_loss")),)),
-        ]),
-        ("Accuracy on training batches", [
-            Panel("MLM accuracy (%)", (mlm,), True, level=unigram,
-                  held_out=in_percent("mlm_accuracy", "held-out")),
-            Panel("NSP accuracy (%)", (nsp,), held_out=in_percent("nsp_accuracy", "held-out")),
-        ]),
+        ("Loss", _loss_panels(run)),
+        ("Accuracy on training batches", _accuracy_panels(run)),
         ("Throughput", [
             Panel("Throughput (sequences/s)", (rate,), True),
             Panel("Data wait (% of step time)", (wait,), True),
@@ -129,6 +112,45 @@ def _plan(run: RunRecord) -> list[tuple[str, list[Panel]]]:
                   (Series("loss scale", _PURPLE, _column("loss_scale"), False),), is_log2=True),
         ]),
     ]  # fmt: skip
+
+
+def _loss_panels(run: RunRecord) -> list[Panel]:
+    """Return the loss with that of the leading term, and a panel for each of the other terms."""
+    series = [
+        Series(term.label, color, _column(term.loss))
+        for term, color in zip(PRETRAINING.terms, _TERM_COLORS, strict=False)
+    ]
+    panels = [
+        Panel(f"{term.label} loss (nats/{term.answer})", (each,))
+        for term, each in zip(PRETRAINING.terms, series, strict=True)
+    ]
+    shown = [each for each, panel in zip(series, panels, strict=True) if _has_values(run, panel)]
+    first = series[:1]
+    if len(shown) > 1:
+        whole = " + ".join(each.label for each in shown)
+        first = [Series(whole, _GREEN, _column("loss")), *first]
+    leading = Panel(f"Loss (nats/{PRETRAINING.leading.answer})", tuple(first))
+    return [leading, *panels[1:]]
+
+
+def _accuracy_panels(run: RunRecord) -> list[Panel]:
+    """Return a panel for the accuracy of each term, with held-out value and trivial guess."""
+    panels = []
+    for term, color in zip(PRETRAINING.terms, _TERM_COLORS, strict=False):
+        _, accuracy, guess = run.held_out_of(term)
+        level = None
+        if guess is not None and term.guess is not None:
+            level = (term.guess.label, 100 * guess)
+        panels.append(
+            Panel(
+                f"{term.label} accuracy (%)",
+                (Series(term.label, color, _column(term.accuracy, 100)),),
+                from_zero=term == PRETRAINING.leading,
+                level=level,
+                held_out=None if accuracy is None else ("held-out", 100 * accuracy),
+            )
+        )
+    return panels
 
 
 def _has_values(run: RunRecord, panel: Panel) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import html
 import json
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_ds.errors import ConfigError
+from bert_ds.objectives import PRETRAINING, Term
 from bert_ds.report import formats
 from bert_ds.report.figures import Figure, draw_figures
 from bert_ds.report.record import PhaseRecord, RunRecord, as_mapping, number_in, read_run, text_in
@@ -35,15 +36,20 @@ _PHASE_ROWS: tuple[tuple[str, Callable[[PhaseRecord], str]], ...] = (
     ("Time", lambda phase: formats.duration(phase.fact("duration_s"))),
 )
 
-_HELD_OUT_ROWS = (
-    ("mlm_accuracy", "MLM accuracy", formats.percent),
-    ("unigram_accuracy", "Accuracy of the unigram guess", formats.percent),
-    ("mlm_loss", "MLM loss (nats/prediction)", formats.number),
-    ("nsp_accuracy", "NSP accuracy", formats.percent),
-    ("sequence_length", "Sequence length (tokens)", formats.count),
-    ("sequences", "Sequences", formats.count),
-    ("predictions", "Masked positions", formats.count),
-)
+
+def _held_out_rows() -> Iterator[tuple[str, str, Callable[[float | None], str]]]:
+    """Yield (key, label, format) of all that a held-out evaluation may have found."""
+    for term in PRETRAINING.terms:
+        yield term.accuracy, f"{term.label} accuracy", formats.percent
+        if term.guess is not None:
+            label = f"Accuracy of the {term.guess.label}"
+            yield f"{term.guess.name}_accuracy", label, formats.percent
+        yield term.loss, f"{term.label} loss (nats/{term.answer})", formats.number
+    yield "sequence_length", "Sequence length (tokens)", formats.count
+    yield "sequences", "Sequences", formats.count
+    for term in PRETRAINING.terms:
+        if term.held_out_count:
+            yield term.held_out_count, term.answers_label, formats.count
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
@@ -148,21 +154,28 @@ def _accuracy_cards(run: RunRecord) -> list[tuple[str, str, str]]:
     held_out = run.held_out
     if not held_out:
         return [("Held-out accuracy", formats.UNKNOWN, "not evaluated")]
-    accuracy, unigram = number_in(held_out, "mlm_accuracy"), number_in(held_out, "unigram_accuracy")
-    against = "unigram accuracy not known"
-    if accuracy is not None and unigram:
-        multiple = formats.number(accuracy / unigram, 2)
-        against = f"{multiple} x the unigram guess ({formats.percent(unigram)})"
-    over = f"nats, over {formats.count(number_in(held_out, 'predictions'))} masked positions"
-    rows = f"over {formats.count(number_in(held_out, 'sequences'))} sequences"
-    loss, nsp = number_in(held_out, "mlm_loss"), number_in(held_out, "nsp_accuracy")
-    cards = [
-        ("Held-out MLM accuracy", formats.percent(accuracy), against),
-        ("Held-out MLM loss", formats.number(loss), over),
-    ]
-    if nsp is not None:  # rows of one segment have none
-        cards.append(("Held-out NSP accuracy", formats.percent(nsp), rows))
+    cards = []
+    for term in PRETRAINING.terms:
+        loss, accuracy, guess = run.held_out_of(term)
+        is_leading = term == PRETRAINING.leading
+        number = formats.count(number_in(held_out, term.held_out_count or "sequences"))
+        over = f"over {number} {term.answers_label.lower()}"
+        if is_leading or accuracy is not None:
+            against = _against_guess(term, accuracy, guess) or over
+            cards.append((f"Held-out {term.label} accuracy", formats.percent(accuracy), against))
+        if is_leading or loss is not None:
+            cards.append((f"Held-out {term.label} loss", formats.number(loss), f"nats, {over}"))
     return cards
+
+
+def _against_guess(term: Term, accuracy: float | None, guess: float | None) -> str:
+    """Return how an accuracy compares with the term's trivial guess; empty for a term without."""
+    if term.guess is None:
+        return ""
+    if accuracy is None or not guess:
+        return f"{term.guess.label} not known"
+    multiple = formats.number(accuracy / guess, 2)
+    return f"{multiple} x the {term.guess.label} ({formats.percent(guess)})"
 
 
 def _rate_card(run: RunRecord) -> tuple[str, str, str]:
@@ -212,7 +225,7 @@ def _phase_table(run: RunRecord) -> str:
 def _tables(run: RunRecord) -> str:
     held_out = [
         (label, spell(number_in(run.held_out, key)))
-        for key, label, spell in _HELD_OUT_ROWS
+        for key, label, spell in _held_out_rows()
         if number_in(run.held_out, key) is not None
     ]
     export = text_in(run.summary, "export")

@@ -12,17 +12,18 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_ds.errors import CheckpointError
+from bert_ds.objectives import PRETRAINING, Term
 from bert_ds.report import formats
 from bert_ds.report.curves import Floats
 
 COLUMNS = (
-    "global_step", "skipped_steps", "samples_seen", "tokens_seen", "loss", "mlm_loss", "nsp_loss",
-    "mlm_accuracy", "nsp_accuracy", "learning_rate", "grad_norm", "loss_scale", "step_s",
+    "global_step", "skipped_steps", "samples_seen", "tokens_seen", *PRETRAINING.columns,
+    "learning_rate", "grad_norm", "loss_scale", "step_s",
     "data_wait_s", "sequences_per_s", "tokens_per_s",
 )  # fmt: skip
 """The numbers of one line of metrics.jsonl."""
@@ -96,6 +97,17 @@ class PhaseRecord:
         return float(finite[-1]) if len(finite) else None
 
 
+class HeldOutFigures(NamedTuple):
+    """What the held-out evaluation found for a term, as far as the summary has it."""
+
+    loss: float | None
+    """Nats an answer."""
+    accuracy: float | None
+    """Share of correct answers."""
+    guess: float | None
+    """Accuracy of the trivial guess."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """A run folder. `summary` is empty and `config` None where the file is missing or torn."""
@@ -121,8 +133,14 @@ class RunRecord:
     def held_out(self) -> Mapping[str, Any]:
         return as_mapping(self.summary.get("held_out"))
 
+    def held_out_of(self, term: Term) -> HeldOutFigures:
+        """Return the held-out figures of one of the objectives' terms."""
+        guess = number_in(self.held_out, f"{term.guess.name}_accuracy") if term.guess else None
+        accuracy, loss = (number_in(self.held_out, key) for key in (term.accuracy, term.loss))
+        return HeldOutFigures(loss, accuracy, guess)
+
     def total(self, key: str) -> float | None:
-        """The sum of a fact over the phases that know it."""
+        """Return the sum of a fact over the phases that know it."""
         known = [value for phase in self.phases if (value := phase.fact(key)) is not None]
         return math.fsum(known) if known else None
 

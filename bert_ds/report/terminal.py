@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bert_ds.objectives import PRETRAINING
 from bert_ds.report.formats import count, duration, number, percent, plain
 from bert_ds.report.record import PhaseRecord, RunRecord, number_in, read_run, text_in
 
@@ -44,18 +45,17 @@ def layout_of(run: RunRecord) -> str:
 
 
 def held_out_sentence(run: RunRecord) -> str:
-    """MLM accuracy against the unigram guess, MLM loss and NSP accuracy; empty without them."""
-    held_out = run.held_out
-    accuracy, unigram = number_in(held_out, "mlm_accuracy"), number_in(held_out, "unigram_accuracy")
+    """Return the terms' accuracies, against the trivial guess, and losses; empty without them."""
     parts = []
-    if accuracy is not None:
-        parts.append(f"MLM accuracy {percent(accuracy)}")
-        if unigram:
-            parts[0] += f" ({accuracy / unigram:.1f} x the unigram guess, {percent(unigram)})"
-    if (loss := number_in(held_out, "mlm_loss")) is not None:
-        parts.append(f"MLM loss {number(loss)}")
-    if (nsp := number_in(held_out, "nsp_accuracy")) is not None:
-        parts.append(f"NSP accuracy {percent(nsp)}")
+    for term in PRETRAINING.terms:
+        loss, accuracy, guess = run.held_out_of(term)
+        if accuracy is not None:
+            against = ""
+            if guess and term.guess is not None:
+                against = f" ({accuracy / guess:.1f} x the {term.guess.label}, {percent(guess)})"
+            parts.append(f"{term.label} accuracy {percent(accuracy)}{against}")
+        if loss is not None:
+            parts.append(f"{term.label} loss {number(loss)}")
     return ", ".join(parts)
 
 

@@ -1,55 +1,60 @@
 """The counts of an update over all ranks, reduced while the update before it is computed.
 
-The denominators of the loss are counts over all ranks, which must be there before the first forward
-pass. Asking for them then costs a round over the network an update: microseconds on two hosts, but
-gloo passes sums around a ring, so that it grows with the number of ranks. Here the sum is begun
-when the rows are there and the update before has begun.
+The denominators of the loss are counts over all ranks, which must be known before the first forward
+pass. Waiting for them then costs a round over the network in every update: microseconds on two
+hosts, but gloo passes sums around a ring, so that it grows with the number of ranks. Here the
+all-reduce of an update starts when its rows are there, while the one before it is computed.
 
-The ranks begin it when it suits each of them; since nothing else uses these sums' process group,
-they meet in the right order.
+Hard here: every rank must start the same all-reduces in the same order, or all of them hang. Each
+rank starts one when its own rows are there, early or late; that is safe since an update has exactly
+one sum (and, where micro batches are packed, one maximum before it) and since nothing else uses
+their process group. What must not change: whether an update is prefetched at all depends only on
+what all ranks know, and after an error that all ranks share, `drain` starts and finishes what other
+ranks may have started.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from bert_ds.data.stream import RankUpdate
+from bert_ds.objectives import PRETRAINING, NumAnswers
 
-Wait = Callable[[], list[int]]
-"""Waits for numbers that were asked for, and gives them."""
+PendingReduce = Callable[[], list[int]]
+"""An all-reduce of host integers under way: waits for its result and returns it."""
+AllReduceAsync = Callable[[list[int]], PendingReduce]
+"""Starts an element-wise all-reduce; all ranks start the same ones in the same order."""
 
 
 class Counts(NamedTuple):
-    """Of one update, all ranks.
+    """The counts of one update over all ranks."""
 
-    Attributes:
-        num_predictions: masked positions.
-        num_pair_labels: rows with a pair label.
-        num_tokens: real tokens.
-        num_squared_lengths: sum of the squares of the rows' lengths.
-        num_stops: ranks that were asked to stop.
-        num_micro_batches: of the rank that has the most.
-    """
-
-    num_predictions: int
-    num_pair_labels: int
+    num_answers: NumAnswers
+    """Answers of each of the objectives' terms: the denominators of the loss."""
     num_tokens: int
+    """Real tokens."""
     num_squared_lengths: int
+    """Sum of the squares of the rows' lengths."""
     num_stops: int
-    num_micro_batches: int
+    """Ranks that were asked to stop."""
 
 
-_NUM_SUMS = len(Counts._fields) - 1
-"""All but the last are sums."""
+_NAMES = tuple(term.name for term in PRETRAINING.terms)
+_NUM_SUMS = len(_NAMES) + len(Counts._fields) - 1
 
 
 @dataclass(frozen=True)
-class _Begun:
+class _Started:
+    """An update whose counts are being reduced."""
+
     update: RankUpdate | None
-    sums: Wait
-    most: Wait | None
+    """The update; None for one that is only drained."""
+    sums: PendingReduce
+    """Its counts, flat."""
+    most_micro_batches: PendingReduce | None
+    """Micro batches of the rank that has the most, where that differs from rank to rank."""
 
 
 class CountedUpdates:
@@ -59,72 +64,83 @@ class CountedUpdates:
         self,
         updates: Iterator[RankUpdate],
         is_next_ready: Callable[[], bool],
-        begin_sum: Callable[[list[int]], Wait],
-        begin_max: Callable[[list[int]], Wait],
+        all_reduce_sum_async: AllReduceAsync,
+        all_reduce_max_async: AllReduceAsync,
         stop_requested: Callable[[], bool],
     ) -> None:
         """Take the parts.
 
         Args:
-            updates: this rank's.
+            updates: this rank's updates.
             is_next_ready: whether the next one is there without waiting.
-            begin_sum: begins an element-wise sum over all ranks, in order of the calls.
-            begin_max: begins a largest of all ranks likewise.
+            all_reduce_sum_async: starts a sum over the ranks, one an update.
+            all_reduce_max_async: starts a maximum over the ranks, one an update that is packed.
             stop_requested: whether this rank was asked to stop.
         """
         self._updates = updates
         self._is_next_ready = is_next_ready
-        self._begin_sum = begin_sum
-        self._begin_max = begin_max
+        self._all_reduce_sum_async = all_reduce_sum_async
+        self._all_reduce_max_async = all_reduce_max_async
         self._stop_requested = stop_requested
-        self._begun: _Begun | None = None
+        self._started: _Started | None = None
         self._is_packed = False
 
-    def read(self) -> None:
-        """Have the next update here and its sums begun; waits for its rows.
+    def prefetch(self) -> None:
+        """Wait for the rows of the next update and start the reduction of its counts.
 
         Raises:
-            DataError: they cannot be read.
+            DataError: the rows cannot be read.
         """
-        if self._begun is None:
-            self._begin(next(self._updates))
+        if self._started is None:
+            self._start(next(self._updates))
 
-    def look_ahead(self) -> None:
-        """The same where that needs no waiting; every rank calls it for the same updates."""
-        if self._begun is None and self._is_next_ready():
-            self._begin(next(self._updates))
+    def try_prefetch(self) -> None:
+        """Do the same where the rows are there already; all ranks call it for the same updates."""
+        if self._started is None and self._is_next_ready():
+            self._start(next(self._updates))
 
-    def take(self) -> tuple[RankUpdate, Counts]:
-        """The update that was read, and its counts; waits for the other ranks."""
-        begun = self._begun
-        assert begun is not None and begun.update is not None, "read() comes first"
-        self._begun = None
-        sums = begun.sums()
-        most = begun.most()[0] if begun.most is not None else len(begun.update.micro_batches)
-        return begun.update, Counts._make([*sums, most])
+    def next(self) -> tuple[RankUpdate, Counts]:
+        """Return the update that was prefetched and its counts; wait for the other ranks.
 
-    def end(self) -> None:
-        """After a failure that all ranks share: finish what some of them have begun.
-
-        Otherwise those would be one sum ahead of the others for ever.
+        A rank that has fewer packed micro batches than another one gets empty ones in addition:
+        all ranks call the engine equally often.
         """
-        if self._begun is None:
-            most = self._begin_max([0]) if self._is_packed else None
-            self._begun = _Begun(None, self._begin_sum([0] * _NUM_SUMS), most)
-        self._begun.sums()
-        if self._begun.most is not None:
-            self._begun.most()
-        self._begun = None
+        started = self._started
+        assert started is not None and started.update is not None, "prefetch() comes first"
+        self._started = None
+        update = started.update
+        sums = started.sums()
+        if started.most_micro_batches is not None:
+            assert update.empty is not None
+            num_missing = started.most_micro_batches()[0] - len(update.micro_batches)
+            filled = update.micro_batches + (update.empty,) * num_missing
+            update = replace(update, micro_batches=filled)
+        num_answers = dict(zip(_NAMES, sums, strict=False))
+        return update, Counts(num_answers, *sums[len(_NAMES) :])
 
-    def _begin(self, update: RankUpdate) -> None:
+    def drain(self) -> None:
+        """Finish, after an error that all ranks share, what some of them have started.
+
+        Otherwise those would be one all-reduce ahead of the others for ever.
+        """
+        if self._started is None:
+            most = self._all_reduce_max_async([0]) if self._is_packed else None
+            self._started = _Started(None, self._all_reduce_sum_async([0] * _NUM_SUMS), most)
+        self._started.sums()
+        if self._started.most_micro_batches is not None:
+            self._started.most_micro_batches()
+        self._started = None
+
+    def _start(self, update: RankUpdate) -> None:
         self._is_packed = update.empty is not None
-        counts = Counts(
-            update.num_predictions,
-            update.num_pair_labels,
+        num_answers = PRETRAINING.count(update.micro_batches)
+        counts = [
+            *(num_answers[name] for name in _NAMES),
             update.num_tokens,
             update.num_squared_lengths,
             int(self._stop_requested()),
-            len(update.micro_batches),
-        )
-        most = self._begin_max([counts.num_micro_batches]) if self._is_packed else None
-        self._begun = _Begun(update, self._begin_sum(list(counts[:_NUM_SUMS])), most)
+        ]
+        most = None
+        if self._is_packed:
+            most = self._all_reduce_max_async([len(update.micro_batches)])
+        self._started = _Started(update, self._all_reduce_sum_async(counts), most)

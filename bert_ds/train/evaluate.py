@@ -2,190 +2,211 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from bert_ds.batch import NO_PAIR_LABEL, Batch
-from bert_ds.config.recipe import BatchLayout
+from bert_ds.batch import Batch
+from bert_ds.config.recipe import BatchLayout, RunConfig
 from bert_ds.data.collate import lay_out
 from bert_ds.data.masks import DynamicMasks
 from bert_ds.data.reader import BlockReader
+from bert_ds.distributed.communicator import Communicator
+from bert_ds.engine import TrainEngine
 from bert_ds.errors import DataError
-from bert_ds.model import BertForPreTraining, PretrainingOutput
+from bert_ds.model.families import PretrainingModel
+from bert_ds.objectives import PRETRAINING, Sums
+from bert_ds.train import setup
 from data_prep.contract.format import Block, select_rows
-from data_prep.contract.manifest import Manifest
 
 
 @dataclass(frozen=True)
 class HeldOutResult:
-    """What the model makes of rows that it was not trained on.
-
-    Attributes:
-        sequence_length: of the rows.
-        sequences: rows evaluated.
-        predictions: masked positions evaluated.
-        mlm_loss: nats a masked position.
-        mlm_accuracy: share of masked positions whose best-scored piece is the original.
-        nsp_accuracy: share of rows with the right next-sentence label; None where rows have none.
-        unigram_accuracy: the accuracy of always guessing the commonest masked piece.
-    """
+    """How well the model does on rows that it was not trained on."""
 
     sequence_length: int
+    """Of the dataset."""
     sequences: int
-    predictions: int
-    mlm_loss: float
-    mlm_accuracy: float
-    nsp_accuracy: float | None
-    unigram_accuracy: float
+    """Rows evaluated."""
+    figures: dict[str, Any]
+    """Answers, losses in nats, accuracies and trivial guesses, as `ObjectiveSet.held_out`."""
 
     def as_text(self) -> str:
-        """The few numbers a person looks for."""
-        text = f"mlm_loss {self.mlm_loss:.3f}  mlm_acc {self.mlm_accuracy:.4f}"
-        return text if self.nsp_accuracy is None else f"{text}  nsp_acc {self.nsp_accuracy:.4f}"
+        """Return the few figures that a person looks for."""
+        return PRETRAINING.held_out_text(self.figures)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+        """Return plain values for JSON."""
+        lengths = {"sequence_length": self.sequence_length, "sequences": self.sequences}
+        return {**lengths, **self.figures}
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """The held-out rows of a dataset as the micro batches of several ranks."""
+
+    reader: BlockReader
+    """Reads the `valid` split."""
+    masks: DynamicMasks | None
+    """Masks rows that are not masked yet, the same way in every evaluation."""
+    micro_batch_size: int
+    """Rows per forward pass."""
+    max_sequences: int | None
+    """Rows to use from the start of the split; None for all of them."""
+    layout: BatchLayout
+    """How the rows of a micro batch lie."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are used."""
+        held = sum(self.reader.block_counts)
+        return min(held, self.max_sequences or held)
+
+    def num_batches(self) -> int:
+        """Return how many micro batches all ranks have together."""
+        number = begin = 0
+        for count in self.reader.block_counts:
+            used = max(0, min(count, self.num_rows - begin))
+            number += -(-used // self.micro_batch_size)
+            begin += count
+        return number
+
+    def batches(self, rank: int, world_size: int) -> Iterator[tuple[int, Batch]]:
+        """Yield rows and tensors of every world_size-th micro batch, never across blocks."""
+        number = begin = 0
+        for block_number, count in enumerate(self.reader.block_counts):
+            used = max(0, min(count, self.num_rows - begin))
+            starts = range(0, used, self.micro_batch_size)
+            mine = [s for index, s in enumerate(starts, number) if index % world_size == rank]
+            block = self.reader.read(block_number) if mine else None
+            for start in mine:
+                assert block is not None, "it is read where there is a micro batch in it"
+                rows = np.arange(start, min(start + self.micro_batch_size, used), dtype=np.int64)
+                yield len(rows), lay_out(self._masked(block, rows, begin), self.layout)
+            number += len(starts)
+            begin += count
+
+    def one_row(self) -> Batch:
+        """Return a micro batch of the first row, for computing without a result."""
+        return lay_out(select_rows(self.reader.read(0), np.arange(1)), self.layout)
+
+    def _masked(self, block: Block, rows: Any, begin: int) -> Block:
+        chosen = select_rows(block, rows)
+        if self.masks is None:
+            return chosen
+        return self.masks.applied_to(chosen, np.zeros_like(rows), begin + rows)
 
 
 @torch.no_grad()
-def evaluate(
-    model: BertForPreTraining,
-    reader: BlockReader,
-    manifest: Manifest,
-    masks: DynamicMasks | None = None,
-    *,
-    micro_batch_size: int,
-    max_sequences: int | None,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
-    layout: BatchLayout = "unpadded",
-    forward: Callable[[Batch], PretrainingOutput] | None = None,
-    is_partitioned: bool = False,
+def evaluate_held_out(
+    config: RunConfig,
+    data: setup.PhaseData,
+    model: PretrainingModel,
+    comm: Communicator,
+    engine: TrainEngine | None = None,
     progress: Callable[[int], None] = lambda number: None,
 ) -> HeldOutResult:
-    """Evaluate on the held-out split; each rank takes every world_size-th micro batch.
+    """Evaluate on the held-out rows of a dataset, on all ranks together, without dropout.
 
     Args:
-        model: put into evaluation mode for the time, without dropout.
-        reader: of the `valid` split.
-        manifest: of the same dataset.
-        masks: what masks the rows where they are not masked yet; the same at every call.
-        micro_batch_size: rows per forward.
-        max_sequences: rows to use from the start of the split, or None for all.
-        rank: of this process.
-        world_size: processes that share the work.
-        device: where the model is.
-        sum_over_ranks: in-place sum of a device tensor over all ranks.
-        layout: how the rows of a micro batch lie.
-        forward: what computes a batch, where it is not the model itself.
-        is_partitioned: whether all ranks must call it as often; ranks with fewer micro batches
-            then compute some again, and count them once.
-        progress: told the number of each batch before it is computed.
+        config: settings of the run.
+        data: the dataset.
+        model: what is evaluated.
+        comm: the ranks, of which each computes every world_size-th micro batch.
+        engine: the engine that has taken the model, where one has.
+        progress: called with the number of each batch before it is computed.
 
     Raises:
-        DataError: the split holds no rows.
+        DataError: the dataset holds no held-out rows.
     """
-    num_rows = sum(reader.block_counts)
-    if num_rows == 0:
-        raise DataError(
-            "the dataset has no held-out rows; prepare it with --valid-fraction above 0"
+    reader, masks = setup.open_held_out(config, data)
+    settings = config.evaluation
+    rows = HeldOutRows(
+        reader, masks, settings.micro_batch_size, settings.max_sequences,
+        config.execution.batch_layout,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        stack.callback(reader.close)
+        if rows.num_rows == 0:
+            raise DataError(
+                "the dataset has no held-out rows; prepare it with --valid-fraction above 0"
+            )
+        was_training = model.training
+        model.eval()
+        forward = stack.enter_context(engine.evaluating()) if engine else model
+        world = comm.world
+        num_computed, totals = _sums_over(
+            rows, forward, model.vocab_size, (world.rank, world.world_size), comm.device, progress
         )
-    num_rows = min(num_rows, max_sequences or num_rows)
-    was_training = model.training
-    model.eval()
-    share = _micro_batches(reader, masks, num_rows, micro_batch_size, rank, world_size)
-    batches = _told(progress, (lay_out(rows, layout) for rows in share))
-    compute = forward or model
-    num_computed, sums = _sums_over(batches, compute, model.config.vocab_size, device)
-    if is_partitioned:
-        most = -(-_num_micro_batches(reader, num_rows, micro_batch_size) // world_size)
-        again = lay_out(select_rows(reader.read(0), np.arange(1)), layout).to(device)
-        for number in range(num_computed, most):
-            progress(number)
-            compute(again)
-    model.train(was_training)
-    totals = sum_over_ranks(sums).tolist()
-    mlm_loss, _, mlm_correct, nsp_correct, predictions, sequences, pair_labels = totals[:7]
-    return HeldOutResult(
-        sequence_length=manifest.sequence_length,
-        sequences=int(sequences),
-        predictions=int(predictions),
-        mlm_loss=mlm_loss / predictions,
-        mlm_accuracy=mlm_correct / predictions,
-        nsp_accuracy=nsp_correct / pair_labels if pair_labels else None,
-        unigram_accuracy=max(totals[7:]) / predictions,
-    )
-
-
-def _told(progress: Callable[[int], None], batches: Iterable[Batch]) -> Iterator[Batch]:
-    for number, batch in enumerate(batches):
-        progress(number)
-        yield batch
+        if engine is not None and engine.is_partitioned:
+            # A forward pass under ZeRO 3 is collective: ranks with fewer batches repeat a row.
+            most = -(-rows.num_batches() // world.world_size)
+            again = rows.one_row().to(comm.device)
+            for number in range(num_computed, most):
+                progress(number)
+                forward(again)
+        model.train(was_training)
+    return _result(comm.all_reduce(totals).tolist(), data, model.vocab_size)
 
 
 def _sums_over(
-    batches: Iterable[Batch],
-    compute: Callable[[Batch], PretrainingOutput],
+    rows: HeldOutRows,
+    forward: Callable[[Batch], Sums],
     vocab_size: int,
+    share: tuple[int, int],
     device: torch.device,
+    progress: Callable[[int], None],
 ) -> tuple[int, torch.Tensor]:
-    """How many batches there were, and float64 [7 + V] on the device: the four sums of
-    `PretrainingOutput`; masked positions, rows and pair labels; how often each piece was masked."""
-    counts = torch.zeros(7, dtype=torch.float64, device=device)
-    originals = torch.zeros(vocab_size, dtype=torch.float64, device=device)
+    """Compute this rank's share: the number of its batches, and its totals as `_result` reads them.
+
+    Args:
+        rows: the held-out rows.
+        forward: computes a batch.
+        vocab_size: pieces in the vocabulary.
+        share: (rank, world size).
+        device: where the model is.
+        progress: called with the number of each batch before it is computed.
+
+    Returns:
+        The totals are float64 on the device: the sums of the terms, their numbers of answers, rows,
+        and for each trivial guess how often each class was the answer.
+    """
+    terms = PRETRAINING.terms
+    guesses = [term.guess for term in terms if term.guess is not None]
+    counts = torch.zeros(3 * len(terms) + 1, dtype=torch.float64, device=device)
+    histograms = torch.zeros(len(guesses), vocab_size, dtype=torch.float64, device=device)
     number = 0
-    for batch in batches:
+    for num_rows, batch in rows.batches(*share):
+        progress(number)
         number += 1
-        labels = batch.next_sentence_label
-        sizes = [len(batch.masked_lm_ids), len(labels), int((labels != NO_PAIR_LABEL).sum())]
+        num_answers = PRETRAINING.count([batch])
         moved = batch.to(device)
-        output = compute(moved)
-        counts[:4] += torch.stack([value.double() for value in output])
-        counts[4:] += torch.tensor(sizes, dtype=torch.float64, device=device)
-        originals += torch.bincount(moved.masked_lm_ids, minlength=vocab_size)
-    return number, torch.cat([counts, originals])
+        sizes = [*(num_answers[term.name] for term in terms), num_rows]
+        counts += torch.cat(
+            [
+                PRETRAINING.flatten(forward(moved)),
+                torch.tensor(sizes, dtype=torch.float64, device=device),
+            ]
+        )
+        for histogram, guess in zip(histograms, guesses, strict=True):
+            histogram += guess.histogram(moved, vocab_size)
+    return number, torch.cat([counts, histograms.flatten()])
 
 
-def _num_micro_batches(reader: BlockReader, num_rows: int, micro_batch_size: int) -> int:
-    """How many `_micro_batches` gives all ranks together."""
-    number = begin = 0
-    for count in reader.block_counts:
-        used = max(0, min(count, num_rows - begin))
-        number += -(-used // micro_batch_size)
-        begin += count
-    return number
-
-
-def _micro_batches(
-    reader: BlockReader,
-    masks: DynamicMasks | None,
-    num_rows: int,
-    micro_batch_size: int,
-    rank: int,
-    world_size: int,
-) -> Iterator[Block]:
-    """This rank's micro batches of the first `num_rows` rows, in order, never across blocks."""
-    number = begin = 0
-    for block_number, count in enumerate(reader.block_counts):
-        if begin >= num_rows:
-            return
-        used = min(count, num_rows - begin)
-        starts = range(0, used, micro_batch_size)
-        mine = [s for index, s in enumerate(starts, number) if index % world_size == rank]
-        block = reader.read(block_number) if mine else None
-        for start in mine:
-            assert block is not None, "it is read where there is a micro batch in it"
-            rows = np.arange(start, min(start + micro_batch_size, used), dtype=np.int64)
-            chosen = select_rows(block, rows)
-            if masks is not None:
-                chosen = masks.applied_to(chosen, np.zeros_like(rows), begin + rows)
-            yield chosen
-        number += len(starts)
-        begin += count
+def _result(totals: list[float], data: setup.PhaseData, vocab_size: int) -> HeldOutResult:
+    """Return the result from the totals of all ranks."""
+    terms = PRETRAINING.terms
+    sums, rest = totals[: 2 * len(terms)], totals[2 * len(terms) :]
+    num_answers = {term.name: int(rest[place]) for place, term in enumerate(terms)}
+    sequences, histograms = int(rest[len(terms)]), rest[len(terms) + 1 :]
+    guessed = [term.name for term in terms if term.guess is not None]
+    commonest = {
+        name: max(histograms[place * vocab_size : (place + 1) * vocab_size])
+        for place, name in enumerate(guessed)
+    }
+    figures = PRETRAINING.held_out(sums, num_answers, commonest)
+    return HeldOutResult(data.manifest.sequence_length, sequences, figures)

@@ -17,8 +17,8 @@ import torch
 from bert_ds.config.loading import find_recipe, load_run_config
 from bert_ds.errors import CheckpointError, ConfigError
 from bert_ds.files import folder_written_at_once, read_json_object, write_json
-from bert_ds.model import BertForPreTraining, export_pretraining, import_pretraining, init_weights
-from bert_ds.model.hf import ImportedModel
+from bert_ds.model.bert.hf import ImportedModel
+from bert_ds.model.families import PretrainingModel, family_of, family_of_folder
 from bert_ds.model.hf_tokenizer import FolderTokenizer, read_tokenizer
 
 INIT = "init"
@@ -68,13 +68,13 @@ def import_as_recipe(folder: Path, recipe: Path, output_dir: Path) -> ImportedRe
         raise CheckpointError(f"{output_dir} exists and is not an empty folder; choose another")
     recipe = find_recipe(recipe)
     seed = load_run_config(recipe).seed
-    tokenizer, imported = read_tokenizer(folder), import_pretraining(folder)
+    tokenizer, imported = read_tokenizer(folder), family_of_folder(folder).import_hf(folder)
     num_cut = imported.config.vocab_size - len(tokenizer.pieces)
     model = _whole_model(imported, len(tokenizer.pieces), seed)
     with folder_written_at_once(output_dir.absolute()) as new:
         vocabulary = new / "vocab.txt"
         vocabulary.write_text("".join(f"{piece}\n" for piece in tokenizer.pieces), "utf-8")
-        export_pretraining(
+        family_of(model.config).export_hf(
             model,
             vocabulary_file=vocabulary,
             lowercase=tokenizer.lowercase,
@@ -94,14 +94,16 @@ def import_as_recipe(folder: Path, recipe: Path, output_dir: Path) -> ImportedRe
 
 
 @torch.no_grad()
-def _whole_model(imported: ImportedModel, num_pieces: int, seed: int) -> BertForPreTraining:
+def _whole_model(imported: ImportedModel, num_pieces: int, seed: int) -> PretrainingModel:
     """The folder's weights; what it lacks of the heads as a run of that seed would begin.
 
     Rows of the vocabulary beyond its pieces go: they only round its size up.
     """
     vocab_size = min(imported.config.vocab_size, num_pieces)  # fewer rows are told by the export
-    model = BertForPreTraining(imported.config.model_copy(update={"vocab_size": vocab_size}))
-    init_weights(model, seed)
+    config = imported.config.model_copy(update={"vocab_size": vocab_size})
+    family = family_of(config)
+    model = family.build(config)
+    family.init_weights(model, seed)
     parameters = dict(model.named_parameters())
     for name, tensor in imported.weights.items():
         is_of_vocabulary = name in _OF_THE_VOCABULARY
@@ -109,7 +111,7 @@ def _whole_model(imported: ImportedModel, num_pieces: int, seed: int) -> BertFor
     return model
 
 
-def _write_recipe(recipe: Path, model: BertForPreTraining, folder: Path) -> None:
+def _write_recipe(recipe: Path, model: PretrainingModel, folder: Path) -> None:
     tree = read_json_object(recipe / "recipe.json", ConfigError)
     for number, phase in enumerate(tree["phases"], start=1):
         if isinstance(phase["deepspeed"], str):

@@ -9,7 +9,7 @@ import torch
 
 from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import ConfigError, DataError
-from bert_ds.model import BertForPreTraining, import_pretraining, read_hf_config
+from bert_ds.model.families import PretrainingModel, family_of, family_of_folder
 from data_prep.contract.manifest import VOCABULARY_NAME, Manifest
 from data_prep.contract.storage import sha256_file
 
@@ -40,7 +40,7 @@ def check_init_from(config: RunConfig, data: Path, manifest: Manifest) -> None:
             f"init_from {folder}: no such folder; name a Hugging Face folder with config.json and "
             "model.safetensors"
         )
-    theirs = read_hf_config(folder).model_dump(exclude=_FREE_FIELDS)
+    theirs = family_of_folder(folder).read_hf_config(folder).model_dump(exclude=_FREE_FIELDS)
     ours = config.model.model_dump(exclude=_FREE_FIELDS)
     differing = [
         f"{key} is {theirs[key]!r} there and {ours[key]!r} in the recipe"
@@ -64,7 +64,7 @@ def check_init_from(config: RunConfig, data: Path, manifest: Manifest) -> None:
 
 
 @torch.no_grad()
-def load_init_from(model: BertForPreTraining, folder: Path, is_main: bool = True) -> None:
+def load_init_from(model: PretrainingModel, folder: Path, is_main: bool = True) -> None:
     """Give a model the weights of a Hugging Face folder; what the folder lacks stays as it is.
 
     Args:
@@ -75,7 +75,7 @@ def load_init_from(model: BertForPreTraining, folder: Path, is_main: bool = True
     Raises:
         CheckpointError: the weights cannot be read, or the encoder is not whole.
     """
-    imported = import_pretraining(folder)
+    imported = family_of(model.config).import_hf(folder)
     parameters = dict(model.named_parameters())
     for name, tensor in imported.weights.items():
         parameters[name].copy_(tensor)

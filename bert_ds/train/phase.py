@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import math
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -19,19 +18,19 @@ from bert_ds.checkpoint.content import Checkpoint, CheckpointState, load_checkpo
 from bert_ds.checkpoint.writer import CheckpointWriter, tensors_of
 from bert_ds.config.recipe import PhaseConfig, RunConfig
 from bert_ds.data.stream import Prefetcher
-from bert_ds.distributed.communicator import Communicator
 from bert_ds.durations import duration
-from bert_ds.engine import TrainEngine
 from bert_ds.errors import DivergedError, StopRequested
 from bert_ds.metrics.meter import Meter, Sink
 from bert_ds.metrics.sinks import JsonLinesSink, ProgressSink, TensorBoardSink
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import PretrainingModel
+from bert_ds.objectives import PRETRAINING
 from bert_ds.optim import learning_rate_at
 from bert_ds.optim.state import load_optimizer_tensors, optimizer_step
 from bert_ds.train import setup
-from bert_ds.train.evaluate import HeldOutResult, evaluate
+from bert_ds.train.counts import CountedUpdates
+from bert_ds.train.evaluate import evaluate_held_out
 from bert_ds.train.init_from import load_init_from
-from bert_ds.train.loop import Loop, LoopCalls, LoopSettings, Verdict
+from bert_ds.train.loop import EvaluationOutcome, Loop, LoopSettings
 from bert_ds.train.rollback import may_roll_back, roll_back
 from bert_ds.train.run import Run, drop_rows_after, latest_checkpoint
 from bert_ds.train.state import TrainState
@@ -54,7 +53,7 @@ def run_phase(run: Run, phase_index: int, checkpoint: Path | None) -> None:
         DivergedError: training has diverged, and going back was not asked for or does not help.
     """
     while True:
-        is_complete = _Phase.enter(run, phase_index, checkpoint).train()
+        is_complete = _Phase.open(run, phase_index, checkpoint).train()
         release_memory(run.device)
         if is_complete:
             return
@@ -75,15 +74,15 @@ def release_memory(device: torch.device) -> None:
 
 @dataclass
 class _Phase:
-    """A phase that has been entered.
+    """A phase with its model, engine, data and loop; the loop's `Actions`.
 
-    The model is built anew: what an engine makes of one (half precision, flat buffers, partitions)
-    ends with the phase.
+    Every phase builds a model of its own: what an engine makes of one (half precision, flat
+    buffers, partitions) ends with the phase.
     """
 
     run: Run
     index: int
-    model: BertForPreTraining
+    model: PretrainingModel
     parts: setup.PhaseSetup
     state: TrainState
     sinks: list[Sink]
@@ -91,14 +90,14 @@ class _Phase:
     writer: CheckpointWriter
 
     @classmethod
-    def enter(cls, run: Run, index: int, path: Path | None) -> _Phase:
+    def open(cls, run: Run, index: int, path: Path | None) -> _Phase:
         """Build everything that the phase needs, with the state of the checkpoint at `path`."""
         phase = run.config.phases[index]
-        run.watchdog.doing(f"{phase.name}: building the model and its engine")
+        run.watchdog.progress(f"{phase.name}: building the model and its engine")
         checkpoint = load_checkpoint(path) if path else None
-        model = model_of(run, checkpoint)
+        model = model_with_weights(run, checkpoint)
         parts = setup.build_phase(run.config, index, model, run.data[index], run.world)
-        state = _enter(run, index, parts, checkpoint)
+        state = _restore_state(run, index, parts, checkpoint)
         sinks = _open_sinks(run, index, state)
         meter = Meter(
             phase.name,
@@ -116,7 +115,7 @@ class _Phase:
         return self.run.config.phases[self.index]
 
     def train(self) -> bool:
-        """Train to the end; False where it has gone back and is to be entered again.
+        """Train to the end; return False where it has gone back and must be opened again.
 
         Raises:
             StopRequested: a stop was asked for; its state is saved.
@@ -127,17 +126,14 @@ class _Phase:
         diverged = ""
         is_complete = False
         updates = Prefetcher(self.parts.stream.updates(state.samples_seen))
-        calls = LoopCalls(
-            learning_rate_at=self._learning_rate_at,
-            begin_sum=run.comm.begin_sum,
-            begin_max=run.comm.begin_max,
-            is_next_ready=updates.is_next_ready,
-            stop_requested=lambda: run.stop.is_set or self.writer.has_failed,
-            evaluate=self._evaluate,
-            save=self._save,
-            doing=run.watchdog.doing,
+        counted = CountedUpdates(
+            updates,
+            updates.is_next_ready,
+            run.comm.begin_sum,
+            run.comm.begin_max,
+            lambda: run.stop.is_set or self.writer.has_failed,
         )
-        loop = Loop(self.parts.engine, updates, state, self._loop_settings(), self.meter, calls)
+        loop = Loop(self.parts.engine, counted, state, self._loop_settings(), self.meter, self)
         try:
             is_complete = loop.train()
         except DivergedError as err:
@@ -153,7 +149,7 @@ class _Phase:
         if diverged:
             self._go_back(diverged)
         elif not is_complete:
-            self._tell_stop()
+            self._raise_stop()
         elif run.is_main:
             seconds = time.monotonic() - started
             rate = (state.samples_seen - started_samples) / max(seconds, 1e-9)
@@ -170,6 +166,12 @@ class _Phase:
             phase=self.config.name,
             total_steps=self.config.total_steps,
             train_batch_size=self.parts.batch.train_batch_size,
+            learning_rate_at=functools.partial(
+                learning_rate_at,
+                self.config.schedule,
+                self.parts.peak_learning_rate,
+                total_steps=self.config.total_steps,
+            ),
             checkpoint_every=config.checkpoint.every_steps,
             log_every=config.logging.every_steps,
             evaluate_every=config.evaluation.every_steps if has_held_out else None,
@@ -177,12 +179,12 @@ class _Phase:
             device=self.run.device,
         )
 
-    def _learning_rate_at(self, step: int) -> float:
-        peak = self.parts.peak_learning_rate
-        return learning_rate_at(self.config.schedule, peak, step, self.config.total_steps)
+    def progress(self, what: str) -> None:
+        """Note what begins, for the watchdog."""
+        self.run.watchdog.progress(what)
 
-    def _evaluate(self) -> Verdict:
-        """Evaluate during training, and say what follows from it."""
+    def evaluate(self) -> EvaluationOutcome:
+        """Evaluate the present weights, log the result and decide what follows from it."""
         run, phase, state = self.run, self.config, self.state
         started = time.perf_counter()
         result = evaluate_held_out(
@@ -191,35 +193,41 @@ class _Phase:
             self.model,
             run.comm,
             self.parts.engine,
-            lambda number: run.watchdog.doing(
+            lambda number: self.progress(
                 f"{phase.name}, after update {state.global_step}: evaluating batch {number}"
             ),
         )
         is_best = is_reached = False
         if run.is_main:
             former = run.folder.evaluations_of(phase.name)
-            losses = [row["mlm_loss"] for row in former if row["mlm_loss"] is not None]
-            is_best = math.isfinite(result.mlm_loss) and result.mlm_loss < min(losses, default=inf)
-            target = phase.target_mlm_accuracy
-            is_reached = target is not None and result.mlm_accuracy >= target
+            term, figures = PRETRAINING.leading, result.figures
+            losses = [row[term.loss] for row in former if row[term.loss] is not None]
+            loss, accuracy = figures[term.loss], figures[term.accuracy]
+            if loss is not None and math.isfinite(loss):
+                is_best = loss < min(losses, default=inf)
+            if phase.target_accuracy is not None and accuracy is not None:
+                is_reached = accuracy >= phase.target_accuracy
             seconds = time.perf_counter() - started
             self.meter.add_evaluation(
                 {"phase": phase.name, **vars(state), **result.as_dict(), "evaluation_s": seconds}
             )
             if is_reached:
                 log.info(
-                    "%s ends at update %d: its target, a held-out MLM accuracy of %g, is reached",
-                    phase.name,
-                    state.global_step,
-                    target,
-                )
+                    "%s ends at update %d: its target, a held-out %s accuracy of %g, is reached",
+                    phase.name, state.global_step, term.label, phase.target_accuracy,
+                )  # fmt: skip
         flags = run.comm.all_reduce_ints(
             [int(is_best and run.config.checkpoint.keep_best), is_reached]
         )
-        return Verdict(*(bool(flag) for flag in flags))
+        return EvaluationOutcome(*(bool(flag) for flag in flags))
 
-    def _save(self, is_phase_end: bool, is_best: bool) -> None:
-        """Have a checkpoint of the present state written; every rank comes here, rank 0 writes."""
+    def save(self, *, is_phase_end: bool, is_best: bool) -> None:
+        """Have rank 0 write a checkpoint of the present state; every rank calls it.
+
+        Args:
+            is_phase_end: whether the phase is complete.
+            is_best: whether its held-out result is the best of the phase.
+        """
         run, phase, state, engine = self.run, self.config, self.state, self.parts.engine
         manifest = run.data[self.index].manifest
         described = CheckpointState(
@@ -259,7 +267,7 @@ class _Phase:
         if not run.comm.any_rank(run.comm.run_on_all_ranks(choose)):
             raise DivergedError(cause)
 
-    def _tell_stop(self) -> None:
+    def _raise_stop(self) -> None:
         name, step = self.config.name, self.state.global_step
         if self.run.is_main:
             self.run.folder.update_summary(status="interrupted")
@@ -270,47 +278,8 @@ class _Phase:
         )
 
 
-def evaluate_held_out(
-    config: RunConfig,
-    data: setup.PhaseData,
-    model: BertForPreTraining,
-    comm: Communicator,
-    engine: TrainEngine | None = None,
-    progress: Callable[[int], None] = lambda number: None,
-) -> HeldOutResult:
-    """Evaluate on the held-out rows of a dataset, on all ranks together.
-
-    Args:
-        config: settings of the run.
-        data: the dataset.
-        model: what is evaluated.
-        comm: the ranks.
-        engine: the engine that has taken the model, where one has.
-        progress: told the number of each batch before it is computed.
-    """
-    reader, masks = setup.open_held_out(config, data)
-    with ExitStack() as stack:
-        stack.callback(reader.close)
-        return evaluate(
-            model,
-            reader,
-            data.manifest,
-            masks,
-            micro_batch_size=config.evaluation.micro_batch_size,
-            max_sequences=config.evaluation.max_sequences,
-            rank=comm.world.rank,
-            world_size=comm.world.world_size,
-            device=comm.device,
-            sum_over_ranks=comm.all_reduce,
-            layout=config.execution.batch_layout,
-            forward=stack.enter_context(engine.evaluating()) if engine else None,
-            is_partitioned=engine is not None and engine.is_partitioned,
-            progress=progress,
-        )
-
-
-def model_of(run: Run, checkpoint: Checkpoint | None) -> BertForPreTraining:
-    """A model with the checkpoint's weights or, without one, with those it begins with."""
+def model_with_weights(run: Run, checkpoint: Checkpoint | None) -> PretrainingModel:
+    """Build the model with the checkpoint's weights or, without one, with those it begins with."""
     model = setup.build_model(run.config, run.device)
     if checkpoint is not None:
         load_weights(model, checkpoint)
@@ -319,10 +288,17 @@ def model_of(run: Run, checkpoint: Checkpoint | None) -> BertForPreTraining:
     return model
 
 
-def _enter(
+def _restore_state(
     run: Run, phase_index: int, parts: setup.PhaseSetup, checkpoint: Checkpoint | None
 ) -> TrainState:
-    """Load the optimizer's state for this phase; returns the counters to start from."""
+    """Load weights and optimizer state into the phase's engine; return the counters to start from.
+
+    Args:
+        run: opened and checked.
+        phase_index: of the recipe's phases.
+        parts: the phase's engine and stream.
+        checkpoint: of this phase or the end of the one before; None for the start of the run.
+    """
     phase = run.config.phases[phase_index]
     if checkpoint is None:
         return TrainState()
@@ -339,7 +315,7 @@ def _enter(
     saved = checkpoint.state
     parts.engine.load_scaler_state(saved.loss_scaler)
     if run.is_main:
-        log.info("going on from %s", checkpoint.path)
+        log.info("resuming from %s", checkpoint.path)
     return TrainState(saved.global_step, saved.skipped_steps, saved.samples_seen, saved.tokens_seen)
 
 

@@ -21,9 +21,10 @@ from bert_ds.checkpoint.content import (
 )
 from bert_ds.checkpoint.store import newest_checkpoint
 from bert_ds.errors import CheckpointError, as_wrong_settings
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.families import family_of
 from bert_ds.train import setup
-from bert_ds.train.phase import evaluate_held_out, model_of, run_phase
+from bert_ds.train.evaluate import evaluate_held_out
+from bert_ds.train.phase import model_with_weights, run_phase
 from bert_ds.train.run import Run, drop_rows_after, latest_checkpoint
 from bert_ds.train.summary import phase_entries
 
@@ -57,7 +58,8 @@ def run_pretraining(run: Run, resume: str) -> None:
     if run.data[-1].manifest.totals("valid").rows:
         if run.is_main:
             log.info("evaluating on held-out rows of %s", run.data[-1].folder)
-        model = model_of(run, load_checkpoint(path, with_optimizer=False) if path else None)
+        checkpoint = load_checkpoint(path, with_optimizer=False) if path else None
+        model = model_with_weights(run, checkpoint)
         held_out = evaluate_held_out(run.config, run.data[-1], model, run.comm)
         result = held_out.as_dict()
         if run.is_main:
@@ -104,7 +106,7 @@ def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
             f"the recipe's phases are {', '.join(names)}"
         )
     with torch.device("meta"):  # names and shapes, no memory
-        check_weights_fit(BertForPreTraining(run.config.model), checkpoint)
+        check_weights_fit(family_of(run.config.model).build(run.config.model), checkpoint)
     manifest = run.data[state.phase_index].manifest
     for what, saved, present in (
         ("vocabulary", state.vocabulary_sha256, manifest.vocabulary.sha256),
@@ -112,17 +114,17 @@ def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
     ):
         if saved == present:
             continue
-        told = (
+        mismatch = (
             f"{checkpoint.path} was trained on {what} {saved[:12]}, and "
             f"{run.data[state.phase_index].folder} holds {present[:12]}"
         )
         if what == "dataset" and run.data_may_differ:
-            log.warning("%s: going on at the same place in its order (--override data)", told)
+            log.warning("%s: continuing at the same place in its order (--override data)", mismatch)
             continue
         raise CheckpointError(
-            f"{told}; give the run the data that it began with, or start another run in another "
-            "--output-dir"
-            + ("; --override data goes on with this one" if what == "dataset" else "")
+            f"{mismatch}; give the run the data that it began with, or start another run in "
+            "another --output-dir"
+            + ("; --override data continues with this one" if what == "dataset" else "")
         )
 
 

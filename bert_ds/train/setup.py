@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import platform
 import zlib
@@ -25,11 +26,12 @@ from bert_ds.data.stream import TrainStream
 from bert_ds.distributed.world import World
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
-from bert_ds.metrics.flops import pretraining_flops
 from bert_ds.metrics.gpus import peak_tflop_per_s
 from bert_ds.metrics.speed import Speed
-from bert_ds.model import BertForPreTraining, init_weights
 from bert_ds.model.execution import apply_execution
+from bert_ds.model.families import PretrainingModel, family_of
+from bert_ds.model.shapes import shape_of
+from bert_ds.objectives import PRETRAINING
 from bert_ds.optim import Lamb, param_groups
 from bert_ds.train.init_from import check_init_from
 from data_prep.contract.manifest import MANIFEST_NAME, VOCABULARY_NAME, Manifest, dataset_folder
@@ -137,22 +139,23 @@ def open_phase_data(
     return opened
 
 
-def build_model(config: RunConfig, device: torch.device) -> BertForPreTraining:
+def build_model(config: RunConfig, device: torch.device) -> PretrainingModel:
     """A freshly initialised model, the same on every rank."""
-    model = BertForPreTraining(config.model)
-    init_weights(model, config.seed)
+    family = family_of(config.model)
+    model = family.build(config.model)
+    family.init_weights(model, config.seed)
     model.to(device)
     apply_execution(model, config.execution)
     return model
 
 
 def build_phase(
-    config: RunConfig, phase_index: int, model: BertForPreTraining, data: PhaseData, world: World
+    config: RunConfig, phase_index: int, model: PretrainingModel, data: PhaseData, world: World
 ) -> PhaseSetup:
     """Engine, optimizer and data stream of one phase."""
     phase = config.phases[phase_index]
     batch = phase.plan_batch(world.world_size)
-    unused = [] if data.manifest.pair_label_name else model.pair_parameter_names()
+    unused = model.parameters_of_heads(PRETRAINING.heads_without_answers(data.manifest))
     engine = build_engine(phase, model, batch, world, unused, config.max_skipped_in_a_row)
     spec = stream_spec(config, data, batch, world.rank)
     stream = TrainStream(spec, config.execution.batch_layout)
@@ -161,7 +164,7 @@ def build_phase(
 
 def build_engine(
     phase: PhaseConfig,
-    model: BertForPreTraining,
+    model: PretrainingModel,
     batch: BatchPlan,
     world: World,
     unused: Sequence[str] = (),
@@ -210,13 +213,14 @@ def speed_of(config: RunConfig, phase: PhaseConfig, world: World, device: torch.
     """What a rank's rates and memory are measured by."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = peak_tflop_per_s(name, phase.deepspeed.precision)
-    return Speed(config.model, world.world_size, peak, device)
+    flops = functools.partial(shape_of(config.model).flops, config.model)
+    return Speed(flops, world.world_size, peak, device)
 
 
 def expected_flops(model: ModelConfig, phase: PhaseConfig, manifest: Manifest) -> float:
     """FLOPs of all updates of a phase, from the lengths of its dataset's training rows."""
     totals = manifest.totals("train")
-    of_the_dataset = pretraining_flops(
+    of_the_dataset = shape_of(model).flops(
         model,
         sum_of_lengths=totals.tokens,
         sum_of_squared_lengths=sum(n * s**2 for s, n in enumerate(totals.length_histogram)),
@@ -263,7 +267,7 @@ def _check_vocabulary(folder: Path, manifest: Manifest) -> None:
 
 
 def _needs_held_out(config: RunConfig, phase: PhaseConfig) -> bool:
-    return config.checkpoint.keep_best or phase.target_mlm_accuracy is not None
+    return config.checkpoint.keep_best or phase.target_accuracy is not None
 
 
 def _check_fits(config: RunConfig, phase: PhaseConfig, folder: Path, manifest: Manifest) -> None:
@@ -287,7 +291,7 @@ def _check_fits(config: RunConfig, phase: PhaseConfig, folder: Path, manifest: M
         (manifest.totals("train").rows > 0, "it has no training rows"),
         (
             manifest.totals("valid").rows > 0 or not _needs_held_out(config, phase),
-            f"it has no held-out rows, and {phase.name}.target_mlm_accuracy or "
+            f"it has no held-out rows, and {phase.name}.target_accuracy or "
             "checkpoint.keep_best asks for evaluations; prepare it with --valid-fraction above 0",
         ),
     )

@@ -65,7 +65,7 @@ def start_run(config: RunConfig, world: World, request: Request) -> Run:
     """
     device = setup.select_device(world)
     for phase in config.phases:
-        check_precision(phase)
+        check_precision(phase.name, phase.deepspeed.precision)
     check_execution(config.execution, device)
     prepare_process(config.execution)
     init_process_group(

@@ -7,22 +7,25 @@ from dataclasses import dataclass
 
 @dataclass
 class TrainState:
-    """Counters of one phase.
-
-    Attributes:
-        global_step: applied updates; the schedule is a function of it.
-        skipped_steps: updates skipped since a gradient was not finite. Their rows are consumed.
-        samples_seen: rows consumed, all ranks; the position in the data.
-        tokens_seen: real tokens consumed, all ranks.
-    """
+    """Counters of one phase."""
 
     global_step: int = 0
+    """Applied updates; the schedule is a function of it."""
     skipped_steps: int = 0
+    """Updates skipped since a gradient was not finite. Their rows are consumed."""
     samples_seen: int = 0
+    """Rows consumed, all ranks; the position in the data."""
     tokens_seen: int = 0
+    """Real tokens consumed, all ranks."""
 
-    def record(self, *, was_applied: bool, num_sequences: int, num_tokens: int) -> None:
-        """Count one update whose rows have been consumed."""
+    def record(self, num_sequences: int, num_tokens: int, *, was_applied: bool) -> None:
+        """Count one update whose rows have been consumed.
+
+        Args:
+            num_sequences: rows of the update, all ranks.
+            num_tokens: real tokens in them.
+            was_applied: whether the update moved the weights.
+        """
         self.global_step += int(was_applied)
         self.skipped_steps += int(not was_applied)
         self.samples_seen += num_sequences

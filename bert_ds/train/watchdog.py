@@ -1,8 +1,8 @@
-"""Ends a rank that makes no progress, and says where it stood.
+"""Ends a rank that makes no progress, and reports where it stood.
 
 A rank that hangs (a dead network, a GPU that does not answer, a stopped process) is waited for by
 all others, for ever or until a collective's timeout. Here each rank has a thread that looks whether
-its training goes on; where it does not for too long, the thread says what the rank was doing, with
+its training goes on; where it does not for too long, the thread reports what the rank was doing and
 the stack of every thread, and ends the process. Its launcher then ends the others.
 """
 
@@ -22,10 +22,16 @@ _SECONDS_TO_WRITE = 5.0
 
 
 class Watchdog:
-    """A context manager around training; `doing` is called as often as something begins."""
+    """A context manager around training; `progress` is called whenever something begins."""
 
     def __init__(self, rank: str, seconds: float, end: Callable[[int], object] = os._exit) -> None:
-        """Args: this rank's name; after how long without progress it ends, 0 for never; how."""
+        """Watch nothing yet.
+
+        Args:
+            rank: this rank's name, for the message.
+            seconds: without progress, after which the process ends; 0 for never.
+            end: ends the process with an exit code.
+        """
         self._rank = rank
         self._seconds = seconds
         self._end = end
@@ -34,8 +40,8 @@ class Watchdog:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def doing(self, what: str) -> None:
-        """Something else begins.
+    def progress(self, what: str) -> None:
+        """Note that something else begins.
 
         Args:
             what: for the message, such as "phase1, update 7: waiting for the other ranks".
@@ -44,7 +50,7 @@ class Watchdog:
         self._what = what
 
     def __enter__(self) -> Watchdog:
-        self.doing(self._what)
+        self.progress(self._what)
         if self._seconds:
             self._thread.start()
         return self
@@ -63,12 +69,12 @@ class Watchdog:
                 return
 
     def _report(self, idle: float) -> None:
-        """Say where this rank stands, with the stack of every thread."""
+        """Report where this rank stands, with the stack of every thread."""
         show_last_words(
             f"bert-ds: error ({self._rank}): no progress for {idle:.0f} s, limit "
             f"{self._seconds:g} (watchdog_s); {self._what}. A rank that waits for the others "
-            "hangs because of one that does not: look at what that one says, or at the host that "
-            "says nothing. Started again, the same command goes on from the last checkpoint. "
+            "hangs because of one that does not: look at what that one logged, or at the host "
+            "that is silent. Started again, the same command resumes from the last checkpoint. "
             "Where each thread of this rank stands:\n"
         )
         faulthandler.dump_traceback(all_threads=True)

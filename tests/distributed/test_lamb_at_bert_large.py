@@ -11,7 +11,7 @@ import torch
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.distributed.world import World
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
 from bert_ds.optim.layout import FlatShard, ShardLayout, fragments_within
 from tests.support.ranks import run_on_ranks

@@ -9,7 +9,7 @@ import pytest
 
 from bert_ds.config.deepspeed import Precision
 from bert_ds.config.recipe import ExecutionConfig
-from bert_ds.plan.activations import micro_batch_memory
+from bert_ds.model.bert.memory import micro_batch_memory
 from bert_ds.plan.shapes import largest_parameter, num_parameters
 from bert_ds.plan.zero import Zero, zero_memory
 from tests.support.plan_memory import ACCUMULATION, MODEL, ROWS, measure_updates, phase_of

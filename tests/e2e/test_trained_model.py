@@ -15,6 +15,7 @@ from bert_ds.data.collate import collate
 from bert_ds.inference import load_trained
 from tests.support.commands import run, run_bert_ds
 from tests.support.datasets import make_dataset, random_block
+from tests.support.logits import logits_of
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +65,12 @@ def test_the_export_gives_the_same_logits_in_transformers(own_run: Path, tmp_pat
             token_type_ids=batch.token_type_ids,
             attention_mask=batch.attention_mask.long(),
         )
-        b = ours.logits(
-            batch.input_ids, batch.token_type_ids, batch.attention_mask, batch.masked_lm_positions
+        b = logits_of(
+            ours,
+            batch.input_ids,
+            batch.token_type_ids,
+            batch.attention_mask,
+            batch.masked_lm_positions,
         )
     masked = a.prediction_logits.flatten(0, 1)[batch.masked_lm_positions]
     assert (masked - b.mlm).abs().max() <= 1e-5

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert_ds.model.row_attention import Rows, attend, nested_attend, plain_attend
+from bert_ds.model.row_attention import attend, nested_attend, plain_attend
+from bert_ds.model.row_bounds import Rows
 
 pytestmark = [
     pytest.mark.gpu,

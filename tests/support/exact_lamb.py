@@ -15,12 +15,14 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.distributed.world import World
 from bert_ds.engine import TrainEngine, import_deepspeed
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
 from tests.support.naive import naive_ratios
 
 NUM_STEPS = 20
 NUM_ROWS, LENGTH, PREDICTIONS = 12, 16, 3
+NUM_ANSWERS = {"mlm": NUM_ROWS * PREDICTIONS, "nsp": NUM_ROWS}
 MAX_GRAD_NORM = 0.5
 """Active in every update: the norms are 0.7 to 3."""
 LOSS_SCALE = 1024.0
@@ -150,7 +152,7 @@ def _train_case(world: World, case: Case) -> Outcome:
                 begin = first + number * micro
                 rows = rows_of(batch, begin, begin + micro)
                 is_last = number == case.accumulation - 1
-                engine.micro_step(rows, NUM_ROWS * PREDICTIONS, NUM_ROWS, is_last=is_last)
+                engine.micro_step(rows, NUM_ANSWERS, is_last=is_last)
             norm = engine.grad_norm()
             assert norm is not None
             grad_norms.append(float(norm))
@@ -197,7 +199,7 @@ def train_in_one_process(
         for part in range(num_parts):
             model.zero_grad()
             output = model(rows_of(batch, part * size, (part + 1) * size))
-            loss = output.mlm_loss_sum / (NUM_ROWS * PREDICTIONS) + output.nsp_loss_sum / NUM_ROWS
+            loss = output["mlm"].loss_sum / NUM_ANSWERS["mlm"] + output["nsp"].loss_sum / NUM_ROWS
             (loss * num_parts * scale).backward()
             for name, parameter in model.named_parameters():
                 averaged[name] += parameter.grad / num_parts

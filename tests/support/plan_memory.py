@@ -13,7 +13,8 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import PhaseConfig
 from bert_ds.distributed.world import World
 from bert_ds.engine import TrainEngine
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.optim import Lamb, param_groups
 from tests.support.live_bytes import LiveBytes
 
@@ -93,9 +94,9 @@ def _measure(world: World, precision: str, zero: dict[str, Any]) -> Measured:
         optimizer = Lamb(param_groups(model, 0.01), lr=0.01)
         engine = TrainEngine(model, optimizer, config, world)
         for _ in range(2):
-            engine.micro_step(batch, 1, 1, is_last=False)
+            engine.micro_step(batch, {"mlm": 1, "nsp": 1}, is_last=False)
             between = live.now
             live.reset_peak()
-            engine.micro_step(batch, 1, 1, is_last=True)
+            engine.micro_step(batch, {"mlm": 1, "nsp": 1}, is_last=True)
         engine.destroy()
     return Measured(between, live.peak)

@@ -29,6 +29,7 @@ DATA_PREP_LAYERS = (
 BERT_DS_LAYERS = (
     ("errors",),
     ("files", "seeding", "batch", "durations"),
+    ("objectives",),
     ("config",),
     ("model", "optim", "data", "metrics", "report", "distributed"),
     ("engine",),

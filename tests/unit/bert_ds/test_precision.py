@@ -31,9 +31,10 @@ def test_a_precision_that_the_device_lacks_is_told_with_the_way_out(
     accelerator = import_deepspeed().accelerator.get_accelerator()
     phase = phase_of(**{precision: {"enabled": True}})
     monkeypatch.setattr(accelerator, f"is_{precision}_supported", lambda: True)
-    check_precision(phase)
+    check_precision(phase.name, phase.deepspeed.precision)
     monkeypatch.setattr(accelerator, f"is_{precision}_supported", lambda: False)
     way_out = rf"phase1 asks for {precision}.*--set deepspeed\.{precision}\.enabled=false"
     with pytest.raises(ConfigError, match=way_out):
-        check_precision(phase)
-    check_precision(phase_of())  # fp32 is always there
+        check_precision(phase.name, phase.deepspeed.precision)
+    phase = phase_of()
+    check_precision(phase.name, phase.deepspeed.precision)  # fp32 is always there

@@ -14,7 +14,9 @@ from bert_ds.batch import NO_PAIR_LABEL, Batch, PackedBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.data.collate import pack
 from bert_ds.data.layout import empty_micro_batch, first_fit, micro_batches
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
 from data_prep.contract.format import Block
 from tests.support.datasets import random_block
 
@@ -120,11 +122,11 @@ def summed(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Losses and counts over the batches, and gradients."""
     model.zero_grad()
-    sums = torch.zeros(4)
+    sums = torch.zeros(4, dtype=torch.float64)
     for batch in batches:
         output = model(batch)
-        (output.mlm_loss_sum + output.nsp_loss_sum).backward()
-        sums += torch.stack([value.detach() for value in output])
+        PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
+        sums += PRETRAINING.flatten(output).detach()
     return sums, {
         name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None
     }

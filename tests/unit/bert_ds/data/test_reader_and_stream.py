@@ -16,6 +16,7 @@ from bert_ds.data.reader import BlockReader, open_dataset
 from bert_ds.data.rows import StreamSpec
 from bert_ds.data.stream import Prefetcher, RankUpdate, TrainStream
 from bert_ds.errors import DataError
+from bert_ds.objectives import PRETRAINING
 from tests.support.datasets import make_dataset, random_block
 
 
@@ -67,8 +68,10 @@ def test_an_update_is_the_same_rows_however_it_is_split(
         ]
         expected = update_at(whole, position)
         assert [row for part in parts for row in rows_of(part)] == rows_of(expected)
-        assert sum(part.num_predictions for part in parts) == expected.num_predictions
-        assert sum(part.num_pair_labels for part in parts) == expected.num_pair_labels == 12
+        counts = [PRETRAINING.count(part.micro_batches) for part in parts]
+        whole_counts = PRETRAINING.count(expected.micro_batches)
+        assert {name: sum(c[name] for c in counts) for name in whole_counts} == whole_counts
+        assert whole_counts["nsp"] == 12
         assert sum(part.num_tokens for part in parts) == expected.num_tokens
         assert [p for part in parts for p in part.micro_positions] == list(
             range(position, position + 12, micro)
@@ -106,8 +109,9 @@ def test_packed_updates_hold_the_same_rows_and_say_so_to_ranks_with_fewer(
             found = [row for row in rows_of(packed) if any(row)]
             assert sorted(found) == sorted(rows_of(plain))
             assert packed.micro_positions == plain.micro_positions
-            for name in ("num_predictions", "num_pair_labels", "num_tokens", "position"):
+            for name in ("num_tokens", "position"):
                 assert getattr(packed, name) == getattr(plain, name)
+            assert PRETRAINING.count(packed.micro_batches) == PRETRAINING.count(plain.micro_batches)
             assert (packed.empty is None) == (world_size == 1)
             assert plain.empty is None
 
@@ -196,7 +200,7 @@ def test_more_shards_than_files_may_be_open_are_read(
 def test_rows_of_one_segment_have_no_pair_label(tmp_path: Path) -> None:
     make_dataset(tmp_path, is_paired=False)
     update = update_at(make_stream(tmp_path, 0, 1, 4, 8), 0)
-    assert update.num_pair_labels == 0
+    assert PRETRAINING.count(update.micro_batches)["nsp"] == 0
     for batch in update.micro_batches:
         assert batch.next_sentence_label.tolist() == [-100] * 4
         assert not batch.token_type_ids.any()

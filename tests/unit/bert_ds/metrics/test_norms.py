@@ -84,8 +84,9 @@ def test_a_layer_is_named_once() -> None:
 
 def record(step: int, found: LastNorms | None) -> UpdateRecord:
     return UpdateRecord(
-        global_step=step, skipped_steps=0, samples_seen=8 * step, tokens_seen=9, num_predictions=2,
-        num_pair_labels=8, num_sequences=8, num_tokens=9, num_squared_lengths=81,
+        global_step=step, skipped_steps=0, samples_seen=8 * step, tokens_seen=9,
+        num_answers={"mlm": 2, "nsp": 8},
+        num_sequences=8, num_tokens=9, num_squared_lengths=81,
         sums=torch.ones(4, dtype=torch.float64),
         was_applied=True, learning_rate=0.1, grad_norm=None, loss_scale=None, norms=found,
         step_s=1.0, data_wait_s=0.0,

@@ -9,7 +9,8 @@ import torch
 
 from bert_ds.batch import PackedBatch, PretrainingBatch
 from bert_ds.config.model import ModelConfig
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 
 
 @pytest.fixture(autouse=True)

@@ -16,9 +16,10 @@ from bert_ds.batch import Batch, PackedBatch, PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig
 from bert_ds.errors import ConfigError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.model.execution import apply_execution, check_execution
 from bert_ds.model.layer_norm import LayerNorm
+from bert_ds.objectives import PRETRAINING
 from tests.unit.bert_ds.model.conftest import random_model, unpadded
 
 CPU = torch.device("cpu")
@@ -29,9 +30,9 @@ def outcome(model: BertForPreTraining, batch: Batch) -> dict[str, torch.Tensor]:
     model.zero_grad()
     torch.manual_seed(1)
     output = model.train()(batch)
-    (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+    PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {**{name: value.detach() for name, value in output._asdict().items()}, **gradients}
+    return {"sums": PRETRAINING.flatten(output).detach(), **gradients}
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bert_ds.batch import Batch, PackedBatch, PretrainingBatch
 from bert_ds.errors import DataError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
 from tests.unit.bert_ds.model.conftest import unpadded
 
 
@@ -18,9 +19,9 @@ def losses_and_gradients(
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
     model.zero_grad()
     output = model(batch)
-    (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+    PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    return [value.item() for value in output], gradients
+    return PRETRAINING.flatten(output).tolist(), gradients
 
 
 def assert_same(model: BertForPreTraining, one: Batch, other: Batch) -> None:
@@ -71,10 +72,11 @@ def test_a_row_is_the_same_whatever_lies_beside_it(
     changed[0], changed[2] = 9, 10
     other = unpadded(padded_batch._replace(input_ids=changed * padded_batch.attention_mask))
     with torch.no_grad():
-        one, two = (tiny_model._logits_of_rows(batch) for batch in (whole, other))
-    assert torch.equal(one.mlm[2:4], two.mlm[2:4])  # both masked positions of the second row
-    assert torch.equal(one.nsp[1], two.nsp[1])
-    assert not torch.equal(one.mlm[0], two.mlm[0])
+        one, two = (tiny_model.encode(batch) for batch in (whole, other))
+    begin, end = whole.cu_seqlens[1:3].tolist()
+    assert torch.equal(one.tokens[begin:end], two.tokens[begin:end])  # the second row
+    assert torch.equal(one.first[1], two.first[1])
+    assert not torch.equal(one.tokens[0], two.tokens[0])
 
 
 @pytest.mark.parametrize("recompute_every", [1, 2, 3, 5])

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_ds.model.row_attention import Rows, attend, nested_attend, plain_attend
+from bert_ds.model.row_attention import attend, nested_attend, plain_attend
+from bert_ds.model.row_bounds import Rows
 
 
 def rows_of(lengths: Sequence[int]) -> Rows:

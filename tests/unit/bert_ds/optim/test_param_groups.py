@@ -8,7 +8,7 @@ from torch import nn
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import ConfigError
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.optim import param_groups
 from bert_ds.optim.param_groups import check_every_parameter_is_in_one_group
 
@@ -27,7 +27,7 @@ def bert() -> BertForPreTraining:
 
 def test_what_no_loss_depends_on_is_not_decayed() -> None:
     model = bert()
-    unused = model.pair_parameter_names()
+    unused = model.parameters_of_heads({"pairs"})
     assert unused == [
         "bert.pooler.dense.weight",
         "bert.pooler.dense.bias",

@@ -79,7 +79,7 @@ def test_memory_of_bert_large_by_hand() -> None:
     layers = 24 * tokens * (34 * 1024 + 80)
     embeddings = tokens * (3 * 1024 + 32)
     assert memory.activations == layers + embeddings
-    assert memory.mlm_head == pytest.approx(64 * 20 * (30528 + 4096) * 2 + 30528 * 2050, rel=0.01)
+    assert memory.heads == pytest.approx(64 * 20 * (30528 + 4096) * 2 + 30528 * 2050, rel=0.01)
     assert memory.peak_at == "micro batch"
     tensors = memory.total - memory.allowance
     assert memory.allowance == pytest.approx(1.3 * GIB + 0.05 * tensors, rel=1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.plan.shapes import largest_parameter, num_parameters
 
 

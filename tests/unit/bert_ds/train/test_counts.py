@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from bert_ds.data.stream import RankUpdate
-from bert_ds.train.counts import CountedUpdates, Counts
+from bert_ds.objectives import PRETRAINING
+from bert_ds.train.counts import CountedUpdates
 from bert_ds.train.state import TrainState
 from tests.unit.bert_ds.train.test_loop import BATCH, FakeEngine, make_updates, run
 
@@ -39,7 +40,7 @@ def counted(rank: int, sums: Sums, is_ready: bool, **changes: Any) -> CountedUpd
         make_updates(start=rank * 1000),
         lambda: is_ready,
         sums.of(rank),
-        changes.get("begin_max", lambda _: pytest.fail("not packed")),
+        changes.get("all_reduce_max_async", lambda _: pytest.fail("not packed")),
         changes.get("stop_requested", lambda: False),
     )
 
@@ -49,33 +50,32 @@ def test_ranks_that_begin_at_different_times_get_the_same_sums() -> None:
     early, late = counted(0, sums, is_ready=True), counted(1, sums, is_ready=False)
     expected = list(zip(islice(make_updates(0), 3), islice(make_updates(1000), 3), strict=True))
     for rank in (early, late):
-        rank.read()
+        rank.prefetch()
     for mine, other in expected:
-        num_predictions = mine.num_predictions + other.num_predictions
+        num_predictions = PRETRAINING.count(mine.micro_batches + other.micro_batches)["mlm"]
         for rank, update in ((early, mine), (late, other)):
-            found, counts = rank.take()
+            found, counts = rank.next()
             assert found.position == update.position
-            assert counts.num_predictions == num_predictions
-            assert counts.num_pair_labels == 2 * BATCH
-            assert counts.num_micro_batches == len(update.micro_batches)
-            rank.look_ahead()
+            assert counts.num_answers == {"mlm": num_predictions, "nsp": 2 * BATCH}
+            assert len(found.micro_batches) == len(update.micro_batches)
+            rank.try_prefetch()
         assert len(sums.begun[0]) == len(sums.begun[1]) + 1  # one has begun, the other has not
         for rank in (early, late):
-            rank.read()
+            rank.prefetch()
 
 
 def test_after_a_failure_that_all_share_no_rank_is_ahead() -> None:
     sums = Sums()
     early, late = counted(0, sums, is_ready=True), counted(1, sums, is_ready=False)
     for rank in (early, late):
-        rank.read()
+        rank.prefetch()
     for rank in (early, late):
-        rank.take()
-        rank.look_ahead()
-    late.end()
-    early.end()
+        rank.next()
+        rank.try_prefetch()
+    late.drain()
+    early.drain()
     assert len(sums.begun[0]) == len(sums.begun[1]) == 2
-    assert sums.begun[1][-1] == [0] * (len(Counts._fields) - 1)
+    assert sums.begun[1][-1] == [0] * len(sums.begun[0][0])
 
 
 def test_a_loop_whose_rows_come_early_trains_the_same() -> None:
@@ -105,7 +105,7 @@ def test_nothing_is_read_beyond_the_end_of_a_phase() -> None:
     assert state.samples_seen == 3 * BATCH
 
 
-def test_a_stop_request_is_heard_an_update_later_at_most() -> None:
+def test_a_stop_request_takes_effect_an_update_later_at_most() -> None:
     state = TrainState()
     done, _, saves = run(FakeEngine(), state, stop_after=3, is_next_ready=lambda: True)
     assert not done

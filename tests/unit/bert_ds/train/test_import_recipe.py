@@ -17,12 +17,14 @@ from bert_ds.config.loading import load_run_config
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError, ConfigError, DataError
 from bert_ds.inference import fill_mask, load_usable
-from bert_ds.model import BertForPreTraining, export_pretraining, import_pretraining, init_weights
-from bert_ds.model.hf import Architecture
+from bert_ds.model.bert.hf import Architecture, export_pretraining, import_pretraining
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.model.hf_tokenizer import read_tokenizer
 from bert_ds.train import setup
 from bert_ds.train.import_recipe import INIT, import_as_recipe
 from tests.support.datasets import make_dataset, vocabulary_text
+from tests.support.logits import logits_of
 from tests.support.recipes import TINY_MODEL, tiny_recipe, write_recipe
 
 SHAPE = {**TINY_MODEL, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
@@ -171,7 +173,7 @@ def test_fill_mask_takes_a_hugging_face_folder(tmp_path: Path) -> None:
     (guesses,) = fill_mask(usable, "w9 [MASK]", top_k=64)
     ids = torch.tensor([usable.tokenizer.encode("w9 [MASK]").ids])
     batch = (ids, torch.zeros_like(ids), torch.ones_like(ids, dtype=torch.bool))
-    expected = model.logits(*batch, torch.tensor([2])).mlm[0].detach().softmax(dim=0)
+    expected = logits_of(model, *batch, torch.tensor([2])).mlm[0].detach().softmax(dim=0)
     assert len(guesses) == 64
     for guess in guesses:
         place = usable.tokenizer.token_to_id(guess.piece)

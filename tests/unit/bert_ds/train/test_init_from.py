@@ -13,7 +13,9 @@ import torch
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.recipe import RunConfig
 from bert_ds.errors import CheckpointError, ConfigError, DataError
-from bert_ds.model import BertForPreTraining, export_pretraining, init_weights
+from bert_ds.model.bert.hf import export_pretraining
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.train import setup
 from bert_ds.train.init_from import load_init_from
 from tests.support.datasets import make_dataset

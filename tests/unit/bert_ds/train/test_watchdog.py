@@ -21,7 +21,7 @@ def hang_for_ever():
     time.sleep(600)
 
 with Watchdog("rank 3", 0.5) as watchdog:
-    watchdog.doing("phase1, update 7: computing")
+    watchdog.progress("phase1, update 7: computing")
     hang_for_ever()
 """
 
@@ -58,7 +58,7 @@ def test_progress_keeps_it_quiet_and_the_end_ends_it() -> None:
     ended: list[int] = []
     with Watchdog("rank 0", 1.0, ended.append) as watchdog:
         for number in range(15):
-            watchdog.doing(f"step {number}")
+            watchdog.progress(f"step {number}")
             time.sleep(0.1)
     assert not ended
     assert "watchdog" not in {thread.name for thread in threading.enumerate()}

@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError
 from bert_ds.files import folder_written_at_once, share, write_json
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.model.hf_tokenizer import SPECIAL_TOKENS, read_vocabulary, write_tokenizer
-from bert_ds.model.pretraining import BertForPreTraining
 
 EXPORTED_FILES = (
     "config.json",
@@ -44,6 +44,9 @@ _ACTIVATIONS = {
 """Hugging Face's name of an activation to ours."""
 
 _HF_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+
+_NOT_OF_HUGGING_FACE = {"architecture", "layer_norm_position"}
+"""Fields of `ModelConfig` that `BertConfig` lacks."""
 
 _HEAD_PREFIXES = ("bert.pooler.", "cls.")
 """Parameters that a Hugging Face folder may lack: encoders are published without their heads."""
@@ -179,7 +182,7 @@ def _hf_config(
     return {
         "architectures": [architecture],
         "model_type": "bert",
-        **config.model_dump(exclude={"layer_norm_position"}),
+        **config.model_dump(exclude=_NOT_OF_HUGGING_FACE),
         "hidden_act": _HF_ACTIVATIONS[config.hidden_act],
         "position_embedding_type": "absolute",
         "classifier_dropout": None,
@@ -243,7 +246,7 @@ def read_hf_config(folder: Path) -> ModelConfig:
         raise CheckpointError(
             f"{path} has hidden_act '{activation}'; known are {', '.join(_ACTIVATIONS)}."
         )
-    known = ModelConfig.model_fields.keys() - {"layer_norm_position"}
+    known = ModelConfig.model_fields.keys() - _NOT_OF_HUGGING_FACE
     fields = {key: values[key] for key in known if key in values}
     fields["hidden_act"] = _ACTIVATIONS[activation]
     try:

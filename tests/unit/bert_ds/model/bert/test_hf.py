@@ -17,13 +17,11 @@ from bert_ds import files
 from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError, DataError
-from bert_ds.model import (
-    BertForPreTraining,
-    export_pretraining,
-    hf,
-    import_pretraining,
-    init_weights,
-)
+from bert_ds.model.bert import hf
+from bert_ds.model.bert.hf import export_pretraining, import_pretraining
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
+from tests.support.logits import logits_of
 from tests.unit.bert_ds.model.conftest import random_model
 
 LOGIT_TOLERANCE = 1e-5  # as in test_pretraining_model
@@ -87,7 +85,7 @@ def test_transformers_loads_an_export_whole_and_computes_the_same(
             token_type_ids=padded_batch.token_type_ids,
             attention_mask=padded_batch.attention_mask.long(),
         )
-        ours = model.logits(*padded_batch[:4])
+        ours = logits_of(model, *padded_batch[:4])
     mlm = output.prediction_logits.flatten(0, 1)[padded_batch.masked_lm_positions]
     torch.testing.assert_close(ours.mlm, mlm, rtol=0, atol=LOGIT_TOLERANCE)
     torch.testing.assert_close(
@@ -126,7 +124,7 @@ def test_an_export_as_any_class_is_whole_and_computes_the_same(
         else:
             scores = output[0].flatten(0, 1)
             found = scores[padded_batch.masked_lm_positions]
-            expected = model.logits(*padded_batch[:4]).mlm
+            expected = logits_of(model, *padded_batch[:4]).mlm
     torch.testing.assert_close(found, expected, rtol=0, atol=LOGIT_TOLERANCE)
     imported = import_pretraining(folder)
     assert imported.config == model.config

@@ -9,8 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
-from bert_ds.metrics.flops import pretraining_flops
-from bert_ds.model import BertForPreTraining
+from bert_ds.model.bert.flops import pretraining_flops
+from bert_ds.model.bert.pretraining import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
 
 BERT_LARGE = ModelConfig(
     vocab_size=30528,
@@ -89,7 +90,7 @@ def test_flops_equal_torchs_counter_on_a_small_model() -> None:
     # The counter knows plain products; the fused CPU kernel would go uncounted.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         output = model(batch)
-        (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+        PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
     computed = pretraining_flops(
         config,
         sum_of_lengths=num_sequences * length,

@@ -2,8 +2,8 @@
 
 The way that rows take on GPUs, not compiled, of rows of full length (shorter ones take less under
 `unpadded`; `packed` always takes as much as full rows). What autograd keeps, in elements of the
-model's precision unless a type is said; read from `bert_ds.model`, and compared with what it really
-keeps in `tests/unit/bert_ds/plan/test_activations.py`.
+model's precision unless a type is given; read from this folder, and compared with what autograd
+really keeps in `tests/unit/bert_ds/model/bert/test_memory.py`.
 
 Embeddings, a token:
 
@@ -47,37 +47,15 @@ N heads, V vocab_size.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from bert_ds.config.deepspeed import Precision
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
+from bert_ds.model.family import ELEMENT_BYTES, MicroBatchMemory
 
-ELEMENT_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 VOCABULARY_MULTIPLE = 64
 """Of `BertMaskedLMHead.vocabulary_multiple` on GPUs."""
 _LOSS_CHUNK_BYTES = 32 * 2**20
-"""Of the rows of scores that are in float32 at a time; see `bert_ds.model.losses`."""
-
-
-@dataclass(frozen=True)
-class MicroBatchMemory:
-    """Bytes of a micro batch at its highest point.
-
-    Attributes:
-        activations: of embeddings and layers, with those of one group that is computed again.
-        mlm_head: of both heads, the scores above all.
-        workspace: what the backward pass works in at that point.
-    """
-
-    activations: int
-    mlm_head: int
-    workspace: int
-
-    @property
-    def total(self) -> int:
-        """The sum."""
-        return self.activations + self.mlm_head + self.workspace
+"""Of the rows of scores that are in float32 at a time; see `bert_ds.objectives.cross_entropy`."""
 
 
 def micro_batch_memory(
@@ -140,11 +118,11 @@ def head_bytes(
     """What both heads and the losses keep; `size` is that of an element in bytes."""
     hidden, columns = model.hidden_size, _padded_vocabulary(model)
     predictions = rows * phase.max_predictions_per_seq
-    mlm = predictions * ((4 * hidden + columns) * size + 8 + 4 + 2 * 8)
+    vocabulary = predictions * ((4 * hidden + columns) * size + 8 + 4 + 2 * 8)
     padded_decoder = (hidden + 1) * columns * size if columns != model.vocab_size else 0
     first_of = phase.sequence_length if execution.batch_layout == "padded" else 1
-    nsp = rows * (first_of * hidden + hidden + 2) * size
-    return mlm + padded_decoder + nsp
+    pairs = rows * (first_of * hidden + hidden + 2) * size
+    return vocabulary + padded_decoder + pairs
 
 
 def _padded_vocabulary(model: ModelConfig) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from bert_ds.model.pretraining import BertForPreTraining
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.seeding import weight_seed
 
 CUT = 2.0

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from bert_ds.config.model import ModelConfig
 from bert_ds.model.dropout import Dropout
 from bert_ds.model.layer_norm import LayerNorm
-from bert_ds.model.row_attention import Rows, attend
+from bert_ds.model.row_attention import attend
+from bert_ds.model.row_bounds import Rows
 
 
 class BertSelfAttention(nn.Module):

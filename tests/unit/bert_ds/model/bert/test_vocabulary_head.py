@@ -8,9 +8,11 @@ from torch.nn import functional as F
 
 from bert_ds.batch import PackedBatch
 from bert_ds.config.model import ModelConfig
-from bert_ds.model import BertForPreTraining
-from bert_ds.model.losses import mlm_loss_sum
+from bert_ds.model.bert.pretraining import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
+from bert_ds.objectives.cross_entropy import cross_entropy_sum_in_place
 from bert_ds.plan import num_parameters
+from tests.support.logits import logits_of
 from tests.unit.bert_ds.model.conftest import random_model
 
 
@@ -18,9 +20,9 @@ def outcome(model: BertForPreTraining, batch: PackedBatch) -> dict[str, torch.Te
     """Losses, counts and gradients."""
     model.zero_grad()
     output = model(batch)
-    (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+    PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {**{name: value.detach() for name, value in output._asdict().items()}, **gradients}
+    return {"sums": PRETRAINING.flatten(output).detach(), **gradients}
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -43,7 +45,7 @@ def test_a_rounded_vocabulary_changes_nothing_that_can_be_seen(
         name: t.shape for name, t in state.items()
     }
     ids = torch.ones(1, 3, dtype=torch.int64)
-    logits = model.logits(ids, ids, ids.bool(), torch.tensor([1, 2]))
+    logits = logits_of(model, ids, ids, ids.bool(), torch.tensor([1, 2]))
     assert logits.mlm.shape == (2, tiny_config.vocab_size)
 
 
@@ -53,7 +55,7 @@ def test_columns_without_a_piece_take_no_part_and_get_no_gradient(dtype: torch.d
     scores[:, 9:] = 100.0
     labels = torch.tensor([0, 8, 3, 4, 4, 1])
     leaf = scores.clone().requires_grad_()
-    loss = mlm_loss_sum(leaf * 1, labels, 9)
+    loss = cross_entropy_sum_in_place(leaf * 1, labels, 9)
     loss.backward()
     expected = F.cross_entropy(scores[:, :9].float(), labels, reduction="sum")
     torch.testing.assert_close(loss, expected)

@@ -50,6 +50,6 @@ def pretraining_flops(
     layers = config.num_hidden_layers * (
         per_token * sum_of_lengths + 12 * hidden * sum_of_squared_lengths
     )
-    mlm_head = 6 * num_predictions * (hidden**2 + hidden * config.vocab_size)
-    nsp_head = 6 * num_sequences * (hidden**2 + 2 * hidden)
-    return layers + mlm_head + nsp_head
+    vocabulary = 6 * num_predictions * (hidden**2 + hidden * config.vocab_size)
+    pairs = 6 * num_sequences * (hidden**2 + 2 * hidden)
+    return layers + vocabulary + pairs

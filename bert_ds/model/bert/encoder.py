@@ -13,10 +13,10 @@ from torch.utils.checkpoint import checkpoint
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import DataError
-from bert_ds.model.attention import BertAttention, ResidualOutput
-from bert_ds.model.embeddings import BertEmbeddings
+from bert_ds.model.bert.attention import BertAttention, ResidualOutput
+from bert_ds.model.bert.embeddings import BertEmbeddings
 from bert_ds.model.layer_norm import LayerNorm
-from bert_ds.model.row_attention import Rows
+from bert_ds.model.row_bounds import Rows
 
 
 def activation(config: ModelConfig) -> nn.GELU:

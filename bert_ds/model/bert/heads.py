@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.model.encoder import activation
+from bert_ds.model.bert.encoder import activation
 from bert_ds.model.layer_norm import LayerNorm
 
 

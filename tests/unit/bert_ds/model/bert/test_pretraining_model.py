@@ -12,9 +12,12 @@ from bert_ds.batch import PretrainingBatch
 from bert_ds.config.loading import load_run_config
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import DataError
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.model.dropout import Dropout
+from bert_ds.objectives import PRETRAINING
 from bert_ds.plan import num_parameters
+from tests.support.logits import logits_of
 
 # float32, 3 layers, values near 1: the two sum in a different order, about 1e-6 apart.
 LOGIT_TOLERANCE = 1e-5
@@ -25,7 +28,7 @@ TIED = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
 def hugging_face_twin(model: BertForPreTraining):
     """Hugging Face's model with the same weights, in evaluation mode."""
     transformers = pytest.importorskip("transformers")
-    fields = model.config.model_dump(exclude={"layer_norm_position"})
+    fields = model.config.model_dump(exclude={"architecture", "layer_norm_position"})
     if fields["hidden_act"] == "gelu_tanh":
         fields["hidden_act"] = "gelu_pytorch_tanh"
     twin = transformers.BertForPreTraining(transformers.BertConfig(**fields))
@@ -48,7 +51,7 @@ def hugging_face_logits(twin, batch: PretrainingBatch) -> tuple[torch.Tensor, to
 
 
 def own_logits(model: BertForPreTraining, batch: PretrainingBatch):
-    return model.logits(*batch[:4])
+    return logits_of(model, *batch[:4])
 
 
 def test_parameter_names_and_shapes_are_hugging_faces(tiny_model: BertForPreTraining) -> None:
@@ -65,10 +68,10 @@ def test_the_published_shapes_have_hugging_faces_names_shapes_and_size(
     recipe: str, num_published: int
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    config = load_run_config(Path(__file__).parents[4] / "ds_configs" / recipe).model
+    config = load_run_config(Path(__file__).parents[5] / "ds_configs" / recipe).model
     with torch.device("meta"):
         model = BertForPreTraining(config)
-        fields = config.model_dump(exclude={"layer_norm_position"})
+        fields = config.model_dump(exclude={"architecture", "layer_norm_position"})
         twin = transformers.BertForPreTraining(transformers.BertConfig(**fields))
     theirs = {name: t.shape for name, t in twin.state_dict().items() if name not in TIED}
     assert {name: t.shape for name, t in model.state_dict().items()} == theirs
@@ -108,7 +111,7 @@ def test_gradients_equal_hugging_faces(
 ) -> None:
     twin = hugging_face_twin(tiny_model)
     output = tiny_model(padded_batch)
-    (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+    PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
     mlm, nsp = hugging_face_logits(twin, padded_batch)
     loss = F.cross_entropy(mlm, padded_batch.masked_lm_ids, reduction="sum")
     (loss + F.cross_entropy(nsp, padded_batch.next_sentence_label, reduction="sum")).backward()
@@ -122,7 +125,7 @@ def test_every_parameter_learns(
     tiny_model: BertForPreTraining, padded_batch: PretrainingBatch
 ) -> None:
     output = tiny_model(padded_batch)
-    (output.mlm_loss_sum + output.nsp_loss_sum).backward()
+    PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
     for name, parameter in tiny_model.named_parameters():
         assert parameter.grad is not None, name
         # A constant added to all keys moves no softmax: exactly 0 but for rounding.
@@ -134,7 +137,8 @@ def test_a_padded_row_gives_the_same_as_alone(
     tiny_model: BertForPreTraining, padded_batch: PretrainingBatch
 ) -> None:
     together = own_logits(tiny_model, padded_batch)
-    alone = tiny_model.logits(
+    alone = logits_of(
+        tiny_model,
         padded_batch.input_ids[1:2, :7],
         padded_batch.token_type_ids[1:2, :7],
         torch.ones(1, 7, dtype=torch.bool),
@@ -149,7 +153,9 @@ def test_padding_ids_change_nothing(
 ) -> None:
     garbage = padded_batch.input_ids.masked_fill(~padded_batch.attention_mask, 33)
     changed = padded_batch._replace(input_ids=garbage)
-    assert torch.equal(tiny_model(changed).mlm_loss_sum, tiny_model(padded_batch).mlm_loss_sum)
+    assert torch.equal(
+        tiny_model(changed)["mlm"].loss_sum, tiny_model(padded_batch)["mlm"].loss_sum
+    )
 
 
 def test_output_is_sums_and_counts(
@@ -164,14 +170,14 @@ def test_output_is_sums_and_counts(
 
     log_p = logits.mlm.double().log_softmax(-1)
     expected = -sum(log_p[row, ids[row]].item() for row in range(5))
-    assert output.mlm_loss_sum.item() == pytest.approx(expected, rel=1e-6)
+    assert output["mlm"].loss_sum.item() == pytest.approx(expected, rel=1e-6)
     log_p = logits.nsp.double().log_softmax(-1)
     expected = -sum(log_p[row, label[row]].item() for row in range(3))
-    assert output.nsp_loss_sum.item() == pytest.approx(expected, rel=1e-6)
-    assert (output.mlm_correct.item(), output.nsp_correct.item()) == (2, 1)
-    assert output.mlm_loss_sum.dtype == output.nsp_loss_sum.dtype == torch.float32
-    assert output.mlm_correct.dtype == output.nsp_correct.dtype == torch.int64
-    assert all(value.shape == () for value in output)
+    assert output["nsp"].loss_sum.item() == pytest.approx(expected, rel=1e-6)
+    assert (output["mlm"].num_correct.item(), output["nsp"].num_correct.item()) == (2, 1)
+    assert output["mlm"].loss_sum.dtype == output["nsp"].loss_sum.dtype == torch.float32
+    assert output["mlm"].num_correct.dtype == output["nsp"].num_correct.dtype == torch.int64
+    assert all(value.shape == () for term in output.values() for value in term)
 
 
 def test_rows_without_a_pair_label_add_nothing_to_loss_counts_and_gradients(
@@ -182,14 +188,14 @@ def test_rows_without_a_pair_label_add_nothing_to_loss_counts_and_gradients(
     partly[1] = -100
     whole = tiny_model(padded_batch._replace(next_sentence_label=label))
     some = tiny_model(padded_batch._replace(next_sentence_label=partly))
-    assert (whole.nsp_correct.item(), some.nsp_correct.item()) == (3, 2)
+    assert (whole["nsp"].num_correct.item(), some["nsp"].num_correct.item()) == (3, 2)
     log_p = own_logits(tiny_model, padded_batch).nsp.double().log_softmax(-1)
     expected = -sum(log_p[row, label[row]].item() for row in (0, 2))
-    assert some.nsp_loss_sum.item() == pytest.approx(expected, rel=1e-6)
+    assert some["nsp"].loss_sum.item() == pytest.approx(expected, rel=1e-6)
     none = tiny_model(padded_batch._replace(next_sentence_label=torch.full_like(label, -100)))
-    assert (none.nsp_loss_sum.item(), none.nsp_correct.item()) == (0.0, 0)
+    assert (none["nsp"].loss_sum.item(), none["nsp"].num_correct.item()) == (0.0, 0)
     tiny_model.zero_grad()
-    none.nsp_loss_sum.backward()
+    none["nsp"].loss_sum.backward()
     gradients = [p.grad for p in tiny_model.parameters() if p.grad is not None]
     assert gradients
     assert all(not gradient.any() for gradient in gradients)
@@ -202,11 +208,11 @@ def test_losses_of_a_bfloat16_model_are_computed_in_float32(
     logits = own_logits(model, padded_batch)
     assert logits.mlm.dtype == torch.bfloat16
     output = model(padded_batch)
-    assert output.mlm_loss_sum.dtype == torch.float32
+    assert output["mlm"].loss_sum.dtype == torch.float32
     log_p = logits.mlm.double().log_softmax(-1)
     expected = -log_p.gather(1, padded_batch.masked_lm_ids[:, None]).sum().item()
     # bfloat16 anywhere in the loss would be 4e-3 off.
-    assert output.mlm_loss_sum.item() == pytest.approx(expected, rel=1e-6)
+    assert output["mlm"].loss_sum.item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_batch_without_predictions_has_loss_0_and_gradient_0(
@@ -214,9 +220,9 @@ def test_a_batch_without_predictions_has_loss_0_and_gradient_0(
 ) -> None:
     nothing = torch.empty(0, dtype=torch.int64)
     output = tiny_model(padded_batch._replace(masked_lm_positions=nothing, masked_lm_ids=nothing))
-    assert output.mlm_loss_sum.item() == 0.0
-    assert output.mlm_correct.item() == 0
-    output.mlm_loss_sum.backward()
+    assert output["mlm"].loss_sum.item() == 0.0
+    assert output["mlm"].num_correct.item() == 0
+    output["mlm"].loss_sum.backward()
     for name, parameter in tiny_model.named_parameters():
         assert parameter.grad is None or not parameter.grad.any(), name
 
@@ -244,14 +250,14 @@ def test_each_dropout_acts_in_training_and_not_in_evaluation(
     dropping = BertForPreTraining(tiny_config.model_copy(update={**none, field: value}))
     init_weights(plain, seed=5)
     dropping.load_state_dict(plain.state_dict())
-    expected = plain(padded_batch).mlm_loss_sum
-    assert torch.equal(dropping.eval()(padded_batch).mlm_loss_sum, expected)
+    expected = plain(padded_batch)["mlm"].loss_sum
+    assert torch.equal(dropping.eval()(padded_batch)["mlm"].loss_sum, expected)
     torch.manual_seed(0)
-    first = dropping.train()(padded_batch).mlm_loss_sum
+    first = dropping.train()(padded_batch)["mlm"].loss_sum
     assert not torch.equal(first, expected)
-    assert not torch.equal(dropping(padded_batch).mlm_loss_sum, first)
+    assert not torch.equal(dropping(padded_batch)["mlm"].loss_sum, first)
     torch.manual_seed(0)
-    assert torch.equal(dropping(padded_batch).mlm_loss_sum, first)
+    assert torch.equal(dropping(padded_batch)["mlm"].loss_sum, first)
 
 
 def test_hidden_dropout_acts_on_embeddings_and_on_both_sublayers(
@@ -272,4 +278,4 @@ def test_hidden_dropout_acts_on_embeddings_and_on_both_sublayers(
 def test_rows_beyond_the_position_embeddings_are_refused(tiny_model: BertForPreTraining) -> None:
     ids = torch.ones(1, 25, dtype=torch.int64)
     with pytest.raises(DataError, match=r"25 tokens exceed max_position_embeddings \(24\)"):
-        tiny_model.logits(ids, ids, ids.bool(), torch.tensor([0]))
+        logits_of(tiny_model, ids, ids, ids.bool(), torch.tensor([0]))

@@ -1,6 +1,10 @@
-"""The masked language model's loss, without a second copy of its scores.
+"""Cross entropy over a vocabulary without a second copy of its scores, and counting what is right.
 
-Legend: P masked positions of all rows, V vocab_size, C columns of the scores, V or more.
+Hard here: the gradient is written over the scores themselves. That is right since nothing but the
+backward pass reads them after the forward pass, and torch raises an error where something does
+(`save_for_backward` checks the version). Correct answers are counted before it.
+
+Legend: P answers, V classes, C columns of the scores, V or more.
 """
 
 from __future__ import annotations
@@ -14,10 +18,10 @@ _CHUNK_ELEMENTS = 1 << 23
 """Scores that are worked on in float32 at a time: 32 MiB."""
 
 
-def mlm_loss_sum(
+def cross_entropy_sum_in_place(
     logits: torch.Tensor, labels: torch.Tensor, vocab_size: int | None = None
 ) -> torch.Tensor:
-    """Sum over P of -log softmax(logits)[label], not divided by anything.
+    """Return the sum over P of -log softmax(logits)[label], not divided by anything.
 
     Softmax and sum are float32 (float64 for such logits), some rows at a time. The gradient is
     written over the logits: they are the largest tensor of a step, and with a copy for softmax, one
@@ -75,3 +79,8 @@ def _chunks(logits: torch.Tensor) -> Iterator[slice]:
     """The rows, some at a time."""
     num_rows = max(1, _CHUNK_ELEMENTS // max(1, logits.shape[1]))
     return (slice(first, first + num_rows) for first in range(0, len(logits), num_rows))
+
+
+def num_correct(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return how often the label has the highest score, int64 scalar; a negative one never has."""
+    return (logits.detach().argmax(dim=-1) == labels).sum()

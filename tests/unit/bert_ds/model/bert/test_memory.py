@@ -15,13 +15,14 @@ import torch
 
 from bert_ds.config.model import ModelConfig
 from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
-from bert_ds.model import BertForPreTraining
-from bert_ds.plan.activations import (
+from bert_ds.model.bert.memory import (
     embedding_bytes,
     head_bytes,
     layer_bytes,
     micro_batch_memory,
 )
+from bert_ds.model.bert.pretraining import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
 from tests.support.live_bytes import LiveBytes
 from tests.support.plan_memory import full_rows
 from tests.support.recipes import tiny_deepspeed
@@ -68,7 +69,7 @@ def kept_by_autograd(model: BertForPreTraining, rows: int, phase: PhaseConfig) -
     batch = full_rows(rows, length, predictions, model.config.vocab_size)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = model(batch)
-    assert output.mlm_loss_sum > 0
+    assert output["mlm"].loss_sum > 0
     return sum(storage.nbytes() for storage in saved.values())
 
 
@@ -82,7 +83,7 @@ def most_alive(model: BertForPreTraining, rows: int, phase: PhaseConfig) -> int:
         gradients = live.now
         live.reset_peak()
         output = model(batch)
-        loss = output.mlm_loss_sum + output.nsp_loss_sum
+        loss = PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1})
         del output
         loss.backward()
     return live.peak - gradients
@@ -159,6 +160,6 @@ def test_the_head_is_the_highest_point_where_layers_are_computed_again() -> None
     model = make_model(layers=2, vocab_size=30528).config
     phase = make_phase(128)
     every = micro_batch_memory(model, phase, ExecutionConfig(recompute_every=1), "fp16", 16)
-    assert every.mlm_head > 16 * 20 * 30528 * 2
+    assert every.heads > 16 * 20 * 30528 * 2
     kept = micro_batch_memory(model, phase, ExecutionConfig(), "fp16", 16)
     assert every.total < kept.total

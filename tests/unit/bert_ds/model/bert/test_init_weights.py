@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.model import BertForPreTraining, init_weights
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
 
 # Standard deviation of a unit normal cut at two sigma: sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)).
 CUT_STD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(2 / math.sqrt(2)))

@@ -11,7 +11,10 @@ from torch.nn import functional as F
 from bert_ds.batch import PretrainingBatch
 from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError
-from bert_ds.model import BertForPreTraining, export_pretraining, init_weights
+from bert_ds.model.bert.hf import export_pretraining
+from bert_ds.model.bert.init import init_weights
+from bert_ds.model.bert.pretraining import BertForPreTraining
+from bert_ds.objectives import PRETRAINING
 from tests.unit.bert_ds.model.conftest import random_model, unpadded
 
 
@@ -62,8 +65,8 @@ def test_every_parameter_learns_and_rows_end_to_end_are_the_same(
     for batch in (padded_batch, unpadded(padded_batch)):
         pre_ln_model.zero_grad()
         output = pre_ln_model(batch)
-        (output.mlm_loss_sum + output.nsp_loss_sum).backward()
-        losses.append(output.mlm_loss_sum.item())
+        PRETRAINING.loss_of(output, {"mlm": 1, "nsp": 1}).backward()
+        losses.append(output["mlm"].loss_sum.item())
         for name, parameter in pre_ln_model.named_parameters():
             if not name.endswith("attention.self.key.bias"):
                 assert parameter.grad.abs().max() > 1e-5, name

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bert_ds.model import dropout as dropout_module
+from bert_ds.model.cpu import dropout as dropout_module
 from bert_ds.model.dropout import Dropout, dropout
 from data_prep.contract.compiled import plain
 
