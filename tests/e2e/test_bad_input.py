@@ -115,7 +115,7 @@ def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_
     assert contents(copy) == before
     code, told = pretrain(tiny_recipe_folder, other, copy, "--override", "data")
     assert code == 0
-    assert "going on at the same place in its order (--override data)" in told
+    assert "continuing at the same place in its order (--override data)" in told
 
 
 def test_a_run_goes_on_with_other_settings_where_that_is_asked_for(
