@@ -208,7 +208,7 @@ class RunConfig(FrozenConfig):
     """Seconds without a sign of life from a rank after which the others end and name it: its
     process was killed, its host or the network to it is down; 0 for never."""
     dynamic_masking: Literal["token", "whole_word"] | None = None
-    """What is masked, anew in every epoch, in datasets prepared with `--masking none`; null is
+    """What is masked, again in every epoch, in datasets prepared with `--masking none`; null is
     "token". An error where a dataset is masked already: leave it out (null) there."""
     data: DataConfig = DataConfig()
     """Reading."""

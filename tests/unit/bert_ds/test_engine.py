@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ class DeepSpeedEngine:
 
 
 class ShardedOptimizer:
-    layout = object()
+    layout = SimpleNamespace(is_sharded=True)
 
 
 def engine_after(norm: Any) -> TrainEngine:
