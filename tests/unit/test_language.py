@@ -30,9 +30,9 @@ PLAINER = {
 }
 """Patterns of whole words, and what to write instead."""
 ALLOWED = {
-    "CHANGELOG.md": 8, "CONTRIBUTING.md": 2, "README.md": 13, "Makefile": 0, "pyproject.toml": 0,
-    ".ci": 0, ".github": 0, "bert_ds": 190, "data_prep": 26, "docs": 0, "ds_configs": 1,
-    "launchers": 2, "tests": 151,
+    "CHANGELOG.md": 0, "CONTRIBUTING.md": 0, "README.md": 0, "Makefile": 0, "pyproject.toml": 0,
+    ".ci": 0, ".github": 0, "bert_ds": 190, "data_prep": 26, "docs": 0, "ds_configs": 0,
+    "launchers": 0, "tests": 151,
 }  # fmt: skip
 
 
