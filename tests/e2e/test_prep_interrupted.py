@@ -112,7 +112,7 @@ def test_a_job_killed_in_every_stage_ends_with_the_same_bytes(
         assert process.returncode == -signal.SIGKILL
     made = run([*arguments, "--output-dir", str(tmp_path / "D"), "-j", "2"])
     assert made.returncode == 0, made.stderr
-    assert "going on with an interrupted preparation" in made.stderr
+    assert "resuming an interrupted preparation" in made.stderr
     assert folder_bytes(tmp_path / "D") == expected
 
 
@@ -164,7 +164,7 @@ def test_a_killed_worker_is_told_with_its_inputs_and_the_same_command_goes_on(
     os.kill(worker, signal.SIGKILL)  # as the kernel does where memory is short
     _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, errors
-    assert "a worker process died: it was killed, perhaps for want of memory" in errors
+    assert "a worker process died: it was killed, perhaps because memory ran out" in errors
     assert re.search(r"at work on: .*\.txt \(bytes \d+ to (\d+|the end)\)", errors)
     assert "Traceback" not in errors
     made = run([*arguments, "--output-dir", str(tmp_path / "D"), "-j", "2"])
@@ -276,7 +276,7 @@ def test_a_full_disk_is_said_and_with_room_the_same_command_goes_on(
     subprocess.run(remount, check=True)
     made = run(command)
     assert made.returncode == 0, made.stderr
-    assert "going on with an interrupted preparation" in made.stderr
+    assert "resuming an interrupted preparation" in made.stderr
     assert folder_bytes(small_disk / "D") == expected
 
 

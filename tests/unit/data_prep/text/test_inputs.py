@@ -138,7 +138,7 @@ def test_inputs_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
     cases = [
         ("nowhere.txt", UsageError, "no such file or folder"),
-        ("a.md", UsageError, "told by the suffix"),
+        ("a.md", UsageError, "the suffix names the format"),
         ("empty", InputError, "no file in it ends in one of"),
     ]
     for name, kind, message in cases:
