@@ -124,7 +124,7 @@ def test_a_job_killed_twenty_times_at_random_moments_ends_with_the_same_bytes(
     while kills < 20:
         process = started(arguments, folder, "plan.json")
         time.sleep(moments.uniform(0, 0.7))
-        if process.poll() is not None:  # it was faster: the next one begins anew
+        if process.poll() is not None:  # it was faster: the next one starts from nothing
             assert process.returncode == 0
             assert folder_bytes(folder) == expected
             shutil.rmtree(folder)
@@ -150,7 +150,7 @@ def stopped_at_work(running: Path) -> int | None:
     return None
 
 
-def test_a_killed_worker_is_told_with_its_inputs_and_the_same_command_goes_on(
+def test_a_killed_worker_is_reported_with_its_inputs_and_the_same_command_resumes(
     arguments: list[str], expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     process = started(arguments, tmp_path / "D", "running/*")
