@@ -35,11 +35,11 @@ class BenchOptions:
     inputs: Sequence[str]
     """Files and folders."""
     vocabulary: Path | None = None
-    """None trains one on the text first."""
+    """The vocabulary file; None trains one on the text first."""
     vocab_size: int = 30_522
     """Pieces to train."""
     cased: bool = False
-    """Keep upper case and accents."""
+    """Whether upper case and accents are kept."""
     sequence_length: int = 128
     """Tokens of a full row."""
     duplicate_factor: int = 1

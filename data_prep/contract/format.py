@@ -203,7 +203,7 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
 
 
 def block_checksum(data: bytes | memoryview) -> int:
-    """Return a number for the content of a block: crc32 over the checksums of its fields.
+    """Return a checksum for the content of a block: crc32 over the checksums of its fields.
 
     The fields themselves are not read; `decode_block` holds them against these checksums.
 
@@ -224,7 +224,7 @@ def block_checksum(data: bytes | memoryview) -> int:
 
 
 def checksum_of_ending(ending: bytes) -> int:
-    """Return what `block_checksum` gives, from the last `ENDING_BYTES` of the block alone.
+    """Return the `block_checksum` of a block, from its last `ENDING_BYTES` alone.
 
     Raises:
         ValueError: the bytes are not the end of an `.npz` as `encode_block` writes it.
@@ -267,7 +267,7 @@ def _read_fields(data: memoryview) -> dict[str, UnsignedArray]:
 
 
 def _read_npy(payload: memoryview, name: str) -> UnsignedArray:
-    """Return one `.npy` file of a one-dimensional unsigned array; ValueError on anything else."""
+    """Read the `.npy` of a one-dimensional unsigned array; raise ValueError on anything else."""
     if bytes(payload[:8]) != b"\x93NUMPY\x01\x00":
         raise ValueError(f"field {name} is not an npy file of version 1.0")
     (header_size,) = struct.unpack_from("<H", payload, 8)

@@ -34,7 +34,7 @@ class BlockEntry:
     count: int
     """Rows of the block."""
     checksum: int
-    """Of the checksums of its fields, as `format.block_checksum` computes it."""
+    """Checksum over those of its fields, as `format.block_checksum` computes it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class InputEntry:
     """One of the paths that were given, or what is left of many."""
 
     path: str
-    """As it was given; for the rest of many, how many paths these are."""
+    """The path as it was given; for the rest of many, how many paths these are."""
     files: int
     """Files in it."""
     bytes: int
@@ -108,7 +108,7 @@ class InputSummary:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> InputSummary:
-        """Return the reverse of `to_json`; KeyError or TypeError where a field is wrong."""
+        """Read what `to_json` wrote; raise KeyError or TypeError where a field is wrong."""
         given = tuple(InputEntry(**entry) for entry in content["given"])
         return cls(**{**content, "given": given})
 
@@ -171,7 +171,7 @@ class TextFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything about a dataset folder; see the attributes of its parts."""
+    """Everything about a dataset folder; see the fields of its parts."""
 
     tool_version: str
     """Version of the package that made the folder."""
@@ -180,7 +180,7 @@ class Manifest:
     max_predictions_per_seq: int
     """The most masked positions a row may have."""
     pair_label_name: str | None
-    """None where rows are single segments."""
+    """Name of the label in the blocks; None where rows are single segments."""
     vocabulary: VocabularyEntry
     """The vocabulary and how text is normalised."""
     parameters: Mapping[str, Any]
@@ -210,7 +210,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     """Version of the format of shards and manifest."""
     fingerprint: str = ""
-    """sha256 over all that determines the bytes of the shards, and their own checksums."""
+    """The sha256 over all that determines the bytes of the shards, and over their checksums."""
 
     def shards(self, split: str) -> tuple[ShardEntry, ...]:
         """Return the shards of "train" or "valid", in order."""
@@ -230,7 +230,7 @@ class Manifest:
 
 
 def _fingerprint(manifest: Manifest) -> str:
-    """Return the sha256 over all that determines the bytes; the names of the inputs do not."""
+    """Return the sha256 over all that determines the bytes; names of inputs are no part of it."""
     content = to_json(manifest)
     content.pop("fingerprint")
     content.pop("tool_version")
@@ -285,13 +285,13 @@ def shard_to_json(shard: ShardEntry) -> dict[str, Any]:
 
 
 def shard_from_json(content: Mapping[str, Any]) -> ShardEntry:
-    """Return the reverse of `shard_to_json`."""
+    """Return the shard that `shard_to_json` wrote."""
     blocks = tuple(BlockEntry(*block) for block in content["blocks"])
     return ShardEntry(**{**content, "blocks": blocks})
 
 
 def from_json(content: Mapping[str, Any]) -> Manifest:
-    """Return the reverse of `to_json`; KeyError, TypeError or ValueError where a field is wrong."""
+    """Read what `to_json` wrote; raise KeyError, TypeError or ValueError where a field is wrong."""
     splits = content["splits"]
     shards = {
         split: tuple(shard_from_json(shard) for shard in splits[split]["shards"])
@@ -333,7 +333,7 @@ def _text_from_json(content: Mapping[str, Any]) -> TextFacts:
 
 
 def dumps(content: Any, indent: str = "") -> str:
-    """Return JSON that people can read: a line a key, but lists of plain values on one line."""
+    """Return readable JSON: a line per key, but lists of plain values on one line."""
     if isinstance(content, Mapping) and content:
         inner = indent + "  "
         lines = [f"{inner}{json.dumps(k)}: {dumps(v, inner)}" for k, v in content.items()]
@@ -386,7 +386,7 @@ def load_manifest(folder: Path | str) -> Manifest:
 
 
 def _manifest_hint(folder: Path) -> str:
-    """Return the way out for a folder without a manifest."""
+    """Return how to fix a folder without a manifest."""
     inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_NAME}"))
     if inside:
         return f"; the dataset folders in it are: {', '.join(inside)}."

@@ -86,7 +86,7 @@ def lasting_screen() -> Iterator[None]:
 
 
 def within(seconds: float, action: Callable[[], None]) -> None:
-    """Run an action that may block for ever; return after `seconds` at the latest."""
+    """Run an action that may block forever; return after `seconds` at the latest."""
     thread = threading.Thread(target=action, name="within", daemon=True)
     thread.start()
     thread.join(timeout=seconds)

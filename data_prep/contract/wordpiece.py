@@ -23,13 +23,13 @@ class Vocabulary:
     """Pieces in the order of their ids, and how text is normalised before it is cut."""
 
     pieces: tuple[str, ...]
-    """The pieces."""
+    """The pieces, each at its id."""
     sha256: str
-    """Of the vocabulary file."""
+    """Checksum of the vocabulary file, hexadecimal."""
     lowercase: bool = True
-    """Text is lowercased first."""
+    """Whether text is lowercased before it is cut."""
     strip_accents: bool = True
-    """Accents are removed first."""
+    """Whether accents are removed before text is cut."""
 
     def __len__(self) -> int:
         """Return the number of pieces."""

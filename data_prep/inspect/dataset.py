@@ -59,6 +59,15 @@ def _read_block(file: BinaryIO, entry: BlockEntry, where: str) -> Block:
 
 
 def read_split(folder: Path, manifest: Manifest, split: str) -> Iterator[PlacedBlock]:
-    """Yield all blocks of a split, in order."""
+    """Yield all blocks of a split, in order.
+
+    Args:
+        folder: the dataset folder.
+        manifest: its manifest.
+        split: "train" or "valid".
+
+    Raises:
+        DataError: a shard is missing or does not match the table.
+    """
     for shard in manifest.shards(split):
         yield from read_shard(folder, shard)

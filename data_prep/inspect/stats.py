@@ -67,7 +67,13 @@ def describe_folder(folder: Path, recipe: Path | None = None) -> Iterator[str]:
 
 
 def summary_lines(folder: Path, manifest: Manifest, phases: list[PhaseRows]) -> Iterator[str]:
-    """Yield what a preparation has made, in a few lines."""
+    """Yield what a preparation has made, in a few lines.
+
+    Args:
+        folder: the dataset folder.
+        manifest: its manifest.
+        phases: the phases of a recipe, whose epochs are reported.
+    """
     train, valid = manifest.train_totals, manifest.valid_totals
     size = sum(shard.bytes for split in SPLITS for shard in manifest.shards(split))
     shards = sum(len(manifest.shards(split)) for split in SPLITS)
@@ -81,7 +87,13 @@ def summary_lines(folder: Path, manifest: Manifest, phases: list[PhaseRows]) -> 
 
 
 def log_result(folder: Path, manifest: Manifest, phases: list[PhaseRows]) -> None:
-    """Log what a preparation has made, and warn of the shares that make it worthless."""
+    """Log what a preparation has made, and warn of every share beyond its limits.
+
+    Args:
+        folder: the dataset folder.
+        manifest: its manifest.
+        phases: the phases of a recipe, whose epochs are reported.
+    """
     for line in summary_lines(folder, manifest, phases):
         logger.info("%s", line)
     for finding in judge_dataset(manifest):
@@ -113,7 +125,14 @@ def epoch_lines(manifest: Manifest, phases: list[PhaseRows]) -> Iterator[str]:
 
 
 def count_split(folder: Path, manifest: Manifest, split: str, vocabulary: Vocabulary) -> Counts:
-    """Read all rows of a split."""
+    """Count the masked and the kept predictions of a split; reads all its rows.
+
+    Args:
+        folder: the dataset folder.
+        manifest: its manifest.
+        split: "train" or "valid".
+        vocabulary: the vocabulary of the dataset.
+    """
     special = vocabulary.special_ids
     counts = Counts()
     for _, block in read_split(folder, manifest, split):

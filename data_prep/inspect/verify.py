@@ -141,7 +141,7 @@ class BlockChecker:
         self._check_predictions(block, where, np.repeat(rows, counts), length, segment_a)
 
     def _check_fields(self, block: Block, where: str) -> None:
-        """Name of the label and dtypes."""
+        """Check the name of the label, and dtypes."""
         tokens = token_dtype(self._manifest.vocabulary.size)
         expected = {
             "tokens": tokens,

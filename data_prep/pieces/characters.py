@@ -191,7 +191,13 @@ def missing_page(data: npt.NDArray[np.uint8], is_loaded: npt.NDArray[np.bool_]) 
 
 @compiled
 def has_flag(data: npt.NDArray[np.uint8], flags: npt.NDArray[np.uint16], flag: int) -> bool:
-    """Return whether a character of `data` (UTF-8) beyond ASCII has `flag`."""
+    """Return whether a character beyond ASCII has `flag`.
+
+    Args:
+        data: valid UTF-8.
+        flags: of every character.
+        flag: a single bit.
+    """
     place = 0
     while place < len(data):
         if data[place] < 0x80:

@@ -50,7 +50,7 @@ from data_prep.pieces.words import (
 )
 
 _LINE_FEED, _CARRIAGE_RETURN = 10, 13
-# Where a word that needs no blank behind it may end: it goes on with further marks, then with what
+# Where a word that needs no blank behind it may end: further marks may follow, then what
 # closes after them (quotation marks, brackets), and ends before anything else.
 _IN_WORD, _IN_MARKS, _IN_CLOSING = 0, 1, 2
 
@@ -179,7 +179,7 @@ def _scan_document(
     out: Scanned,
     scratch: _Scratch,
 ) -> bool:
-    """Add the sentences of the document in bytes [place, stop) to `out`; False without room."""
+    """Add the sentences of bytes [place, stop) to `out`; return False where `out` is full."""
     # Fields are looked up once: each look takes and gives back a reference, an atomic operation.
     flags, by_lines = tables.characters.flags, settings.by_lines
     table = tables.words

@@ -103,7 +103,13 @@ def _insert(
 
 @compiled
 def next_node(slots: npt.NDArray[np.uint64], node: int, character: int) -> int:
-    """Return the node that `character` leads to from `node`, or -1."""
+    """Return the node that `character` leads to from `node`, or -1.
+
+    Args:
+        slots: see `Trie`.
+        node: the node to start from.
+        character: its code point.
+    """
     key = np.uint64(((node << _BITS) | character) + 1)
     slot = integer((key * _MULTIPLIER) >> np.uint64(32)) & (len(slots) - 1)
     while slots[slot]:

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VocabularyJob:
-    """What `make_vocabulary` is asked for."""
+    """What `make_vocabulary` is to make, and from what."""
 
     inputs: Sequence[str]
     """Files and folders."""
@@ -43,13 +43,13 @@ class VocabularyJob:
     output: Path
     """The vocabulary file; the record has the same name with `.json`."""
     overwrite: bool = False
-    """Replace a vocabulary that was made otherwise."""
+    """Whether to replace a vocabulary that was made otherwise."""
     sample_bytes: int | None = None
-    """About how much of the text to look at, documents drawn from all of it; None for all."""
+    """About how much of the text to read, documents drawn from all of it; None for all."""
 
 
 def record_path(vocabulary: Path) -> Path:
-    """Return the record of a vocabulary file."""
+    """Return the path of the record of a vocabulary file."""
     return vocabulary.with_suffix(".json")
 
 

@@ -81,7 +81,7 @@ def train_vocabulary(word_counts: Mapping[str, int], options: VocabularyOptions)
 def _normalised_counts(
     word_counts: Mapping[str, int], options: VocabularyOptions
 ) -> dict[str, int]:
-    """Count of the words the tokeniser will find, sorted by word."""
+    """Return how often the words occur that the tokeniser will find, sorted by word."""
     normalizer = BertNormalizer(
         lowercase=options.lowercase, strip_accents=options.strip_accents, clean_text=True
     )

@@ -83,7 +83,13 @@ def make_rule_words() -> RuleWords:
 
 @compiled
 def is_end(before: int, after: int, words: int) -> bool:
-    """Return whether a sentence of `words` words ends between two words, by their bits."""
+    """Return whether a sentence ends between two words.
+
+    Args:
+        before: bits of the word before the blank, see `word_bits`.
+        after: bits of the word after it.
+        words: words of the sentence so far, the one before the blank included.
+    """
     if before & ENDS_FREELY:
         return not after & BEGINS_FREELY
     if not before & ENDS or after & BEGINS_LOWER:
@@ -108,7 +114,16 @@ def word_bits(
     rules: RuleWords,
     letters: npt.NDArray[np.int32],
 ) -> int:
-    """Return what a word is to the sentence rules; see `data_prep.text.sentences`."""
+    """Return the bits of a word: what it is to the rules of `data_prep.text.sentences`.
+
+    Args:
+        data: UTF-8 that holds the word.
+        place: first byte of the word.
+        end: the byte after it.
+        flags: of every character.
+        rules: the words that the rules know.
+        letters: room for the characters of the word.
+    """
     size = 0
     while place < end:
         code, place = decode(data, place)

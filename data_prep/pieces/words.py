@@ -133,7 +133,17 @@ def find_word(
     entries: npt.NDArray[np.uint64],
     text: npt.NDArray[np.uint8],
 ) -> int:
-    """Return the number of a word in the table, or -1."""
+    """Return the number of a word in the table, or -1.
+
+    Args:
+        data: UTF-8 that holds the word.
+        place: first byte of the word.
+        size: its bytes.
+        hashed: the hash of these bytes.
+        slots: see `WordTable`, as `entries` and `text`.
+        entries: see slots.
+        text: see slots.
+    """
     mask = integer(len(slots) - 1)
     slot = integer((hashed * MIX_MULTIPLIER) >> np.uint64(32)) & mask
     while slots[slot]:
@@ -150,7 +160,13 @@ def find_word(
 
 @compiled
 def has_room(table: WordTable, size: int, count: int) -> bool:
-    """Return whether a word of `size` bytes and `count` pieces fits into the table."""
+    """Return whether a word fits into the table.
+
+    Args:
+        table: the table.
+        size: bytes of the word.
+        count: its pieces.
+    """
     number, text_start, pieces_start = table.used[WORDS], table.used[BYTES], table.used[PIECES]
     return bool(
         number < len(table.unknown_uses)
@@ -171,7 +187,19 @@ def remember(
     id_start: int,
     id_end: int,
 ) -> None:
-    """Put a word into the table, which has room for it."""
+    """Put a word into the table, which has room for it.
+
+    Args:
+        data: UTF-8 that holds the word.
+        place: first byte of the word.
+        size: its bytes.
+        hashed: the hash of these bytes.
+        bits: what the word is, see `word_rules`.
+        table: gets the word.
+        ids: holds its pieces.
+        id_start: index of the first piece in `ids`.
+        id_end: index after the last one.
+    """
     number, text_start, pieces_start = table.used[WORDS], table.used[BYTES], table.used[PIECES]
     slots, text, pieces = table.slots, table.text, table.pieces
     mask = integer(len(slots) - 1)
@@ -191,7 +219,14 @@ def remember(
 
 @compiled
 def settle_unknown(characters: Characters, trie: Trie, table: WordTable, unknown: IntArray) -> None:
-    """Count the unknown characters of the words in the table, as often as each was found."""
+    """Add the unknown characters of the words in the table, as often as each word was found.
+
+    Args:
+        characters: what each character is.
+        trie: the vocabulary.
+        table: the words; its `unknown_uses` are set back to 0.
+        unknown: int64 [0x110000], gets the counts.
+    """
     entries = table.entries
     for number in range(table.used[WORDS]):
         uses = table.unknown_uses[number]
@@ -212,7 +247,17 @@ def count_unknown(
     unknown: IntArray,
     uses: int,
 ) -> None:
-    """Add `uses` for every normalised character of a word that no piece begins with."""
+    """Add `uses` for every normalised character of a word that no piece begins with.
+
+    Args:
+        data: UTF-8 that holds the word.
+        place: first byte of the word.
+        end: the byte after it.
+        characters: what each character is.
+        trie: the vocabulary.
+        unknown: int64 [0x110000], gets the counts.
+        uses: how often the word was found.
+    """
     while place < end:
         code, place = decode(data, place)
         if characters.flags[code] & ch.REMOVED:
@@ -241,7 +286,18 @@ def tokenise_word(
     ids: UnsignedArray,
     id_place: int,
 ) -> tuple[int, bool]:
-    """Write the pieces of what lies between two blanks to `ids` from `id_place` on.
+    """Write the pieces of what lies between two blanks.
+
+    Args:
+        data: UTF-8 that holds it.
+        place: its first byte.
+        end: the byte after it.
+        unknown_id: id of [UNK].
+        characters: what each character is.
+        trie: the vocabulary.
+        word: room for the characters of one word.
+        ids: gets the pieces.
+        id_place: index of the first piece in `ids`.
 
     Returns:
         The place after them, and whether one is [UNK].

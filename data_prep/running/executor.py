@@ -56,15 +56,15 @@ class Stage(Generic[JobT, Item]):
     """Tasks that an executor runs, in any order and on any worker."""
 
     function: Callable[[JobT, Item], None]
-    """Does one item; of a module, so that processes find it."""
+    """The function that does one item; defined in a module, so that other processes find it."""
     job: JobT
     """What the tasks share; the same in every process."""
     items: Sequence[Item]
     """What is to be done, the same list on all ranks."""
     done: Callable[[Item], None]
-    """Called in the root process with each item that is done, by whichever worker."""
+    """The function that the root process calls with each item that any worker has done."""
     describe: Callable[[Item], str] = str
-    """Names an item, for the message where its worker died."""
+    """The function that names an item, for the message where its worker died."""
 
 
 # Sizes of the job as Open MPI, MPICH (Hydra) and Slurm's srun announce it.
@@ -72,7 +72,7 @@ _MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP
 
 
 class Executor(Protocol):
-    """An executor runs functions on workers; a context manager."""
+    """Runs functions on workers; a context manager."""
 
     is_root: bool
     """Whether this process reports to the user."""
@@ -116,7 +116,7 @@ class Executor(Protocol):
 
 
 class SerialExecutor:
-    """An executor that runs everything in this process, in order."""
+    """Runs everything in this process, in order."""
 
     is_root = True
     size = 1
@@ -142,7 +142,7 @@ class SerialExecutor:
         items: Sequence[Item],
         done: Callable[[Item], None],
     ) -> list[Result]:
-        """Call `function` for one item after the other."""
+        """Call `function` for one item after the other; see `Executor.gather`."""
         results = []
         for item in items:
             results.append(function(item))
@@ -157,7 +157,7 @@ class SerialExecutor:
 
 
 class ProcessExecutor(SerialExecutor):
-    """An executor that runs tasks in spawned processes, which end with this one.
+    """Runs tasks in spawned processes, which end with this one.
 
     Args:
         size: number of processes.
@@ -210,7 +210,9 @@ class ProcessExecutor(SerialExecutor):
         items: Sequence[Item],
         done: Callable[[Item], None],
     ) -> list[Result]:
-        """Give items to the processes that are free; a single one is done here, at once.
+        """Give items to the processes that are free; do a single one here, at once.
+
+        See `Executor.gather`.
 
         Raises:
             DataPrepError: a process died.
@@ -233,7 +235,7 @@ class ProcessExecutor(SerialExecutor):
             running = at_work()
             tasks = f" at work on: {'; '.join(running)}" if running else ""
             raise DataPrepError(
-                f"a worker process died: it was killed, perhaps for want of memory, with "
+                f"a worker process died: it was killed, perhaps because memory ran out, with "
                 f"{self.size} processes{tasks}. Finished tasks are kept: run the same command "
                 "again, with a smaller -j if memory is short."
             ) from err
@@ -249,7 +251,7 @@ class ProcessExecutor(SerialExecutor):
 
 
 def _nothing() -> None:
-    """Do nothing: a task that has the processes started."""
+    """Do nothing: a task whose only effect is that the processes start."""
 
 
 def run_task(
@@ -274,7 +276,7 @@ def run_task(
 
 
 class _Worker:
-    """A worker process keeps its copy of the job here between tasks.
+    """The copy of the job that a worker process keeps between tasks.
 
     Every task brings a fresh copy of the job, in which nothing is loaded. The first one of a
     preparation stays, with the plan and the encoder that tasks have loaded into it.
@@ -302,7 +304,7 @@ def was_running(work: Path) -> list[str]:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back; processes that are started inside never see it, only their parent does.
+    """Hold Ctrl-C back; processes that are started inside never get it, only their parent does.
 
     The mask is what the processes inherit. It holds for one thread only: a signal that another
     thread takes would still interrupt the main thread half-way through starting a process, so the

@@ -58,7 +58,13 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_work_json(path: Path, content: Any, is_durable: bool = True) -> None:
-    """Write `content` as JSON for programs, whole or not at all; much faster than for people."""
+    """Write `content` as compact JSON, whole or not at all; much faster than `write_json`.
+
+    Args:
+        path: the file.
+        content: plain JSON values.
+        is_durable: see `atomic_file`.
+    """
     with atomic_file(path, is_durable) as file:
         file.write(json.dumps(content, separators=(",", ":")).encode())
 
@@ -101,11 +107,11 @@ def output_error(path: Path, err: OSError) -> OutputError:
     if err.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             f"{path}: the disk is full ({free_mib(path)} MiB free in {path.parent}). Nothing "
-            "finished is lost: make room and run the same command again, it goes on from there."
+            "finished is lost: make room and run the same command again, it resumes there."
         )
     return OutputError(
-        f"{path}: cannot be written ({err.strerror or err}); choose another output, or mend the "
-        "permissions of its folder."
+        f"{path}: cannot be written ({err.strerror or err}); choose another output, or correct "
+        "the permissions of its folder."
     )
 
 

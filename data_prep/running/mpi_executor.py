@@ -20,7 +20,7 @@ _DONE, _FAILED = ".done", "failed"  # names of files among the claims
 
 
 class MpiExecutor:
-    """An executor for all ranks of an MPI job; a rank that is free takes the next item.
+    """Runs tasks on all ranks of an MPI job; a rank that is free takes the next item.
 
     An item is taken by creating a file in the work folder, which only one rank can; so no rank
     serves the others, and none waits while another is at work.
@@ -70,7 +70,9 @@ class MpiExecutor:
         items: Sequence[Item],
         done: Callable[[Item], None],
     ) -> list[Result]:
-        """Share the items out in turn; each rank does its own.
+        """Divide the items among the ranks in turn; each rank does its own.
+
+        See `Executor.gather`.
 
         Raises:
             DataPrepError: on all ranks, the error of one of them.
@@ -107,7 +109,7 @@ class MpiExecutor:
         # a file created with O_EXCL, so exactly one rank gets an item; the folder of the claims
         # has a new name each time, so that claims of a killed run count for nothing. A rank that
         # fails leaves a file, too: the others look for it before each item. Then all ranks must
-        # come to the collective call below, or those that wait there wait for ever.
+        # come to the collective call below, or the ranks that wait there never return.
         claims = stage.job.work / CLAIMS_NAME / self.on_root(lambda: uuid.uuid4().hex)
         self.on_root(lambda: make_folder(claims))
         reported: set[int] = set()

@@ -90,7 +90,7 @@ class Progress:
         )
 
     def _time_left(self, elapsed_s: float) -> str:
-        """Return the time left at the speed so far; nothing where it is done or has not begun."""
+        """Return the time left at the speed so far; empty where nothing or everything is done."""
         done, left = self._done - self._before, self._total - self._done
         if done <= 0 or left <= 0:
             return ""

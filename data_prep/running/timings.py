@@ -11,7 +11,7 @@ from typing import Any
 
 
 class StageClock:
-    """Gathers the seconds of stages; a stage that comes twice is summed."""
+    """Sums the seconds of stages by name."""
 
     def __init__(self) -> None:
         self.stages_s: dict[str, float] = {}

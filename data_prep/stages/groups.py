@@ -138,7 +138,13 @@ def _gather(sections: npt.NDArray[Any], wanted: int) -> list[tuple[int, int]]:
 
 
 def group_path(work: Path, split: str, number: int) -> Path:
-    """Return the file of a group in the work folder."""
+    """Return the path of a group in the work folder.
+
+    Args:
+        work: the work folder.
+        split: "train" or "valid".
+        number: number of the group in its split.
+    """
     return work / "groups" / f"{split}-{number:05d}.json"
 
 
@@ -155,13 +161,25 @@ def write_group(work: Path, group: Group) -> None:
 
 
 def group_bytes(work: Path, split: str, number: int) -> int:
-    """Return about how many bytes of pieces a group holds."""
+    """Return about how many bytes of pieces a group holds.
+
+    Args:
+        work: the work folder.
+        split: "train" or "valid".
+        number: number of the group in its split.
+    """
     content = read_work_json(group_path(work, split, number))
     return int(content["bytes"])
 
 
 def load_group(work: Path, split: str, number: int) -> Group:
-    """Read a group."""
+    """Read a group.
+
+    Args:
+        work: the work folder.
+        split: "train" or "valid".
+        number: number of the group in its split.
+    """
     content = read_work_json(group_path(work, split, number))
     tasks, table = np.array(content["tasks"], np.int64), section_table(content["sections"])
     return Group(split, number, tasks, table, content["arriving"], content["leaving"])

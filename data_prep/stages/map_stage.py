@@ -69,7 +69,7 @@ class MapResult(NamedTuple):
     contents_offset: int
     """Where in the spill the content hashes of all documents lie, to its end."""
     crc32: int
-    """Of the spill."""
+    """CRC-32 of the spill."""
 
 
 class _Batch(NamedTuple):
@@ -86,12 +86,12 @@ class _Batch(NamedTuple):
 
 
 def spill_path(work: Path, task: int) -> Path:
-    """Return the spill of a map task."""
+    """Return the path of the spill of a map task."""
     return work / "map" / f"{task:05d}.spill"
 
 
 def result_path(work: Path, task: int) -> Path:
-    """Return the result of a map task; it is written last."""
+    """Return the path of the result of a map task; that file is written last."""
     return work / "map" / f"{task:05d}.json"
 
 

@@ -295,7 +295,7 @@ def _make_pair(
     """Write the next pair of a document.
 
     Returns:
-        The sentence to go on from, and the label; `_NO_PAIR` where there is none.
+        The sentence that the next pair begins at, and the label; `_NO_PAIR` where there is none.
     """
     bounds = texts.bounds
     end = start + 1

@@ -198,7 +198,7 @@ class Plan:
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` as JSON gives it back."""
+    """Return `value` as it is after a round trip through JSON."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -260,7 +260,13 @@ def _text_bytes(files: InputFiles) -> int:
 
 
 def write_plan(plan: Plan, files: InputFiles, work: Path) -> None:
-    """Write the plan into the work folder; the former one is valid until the last moment."""
+    """Write the plan into the work folder; an earlier plan stays valid until the last moment.
+
+    Args:
+        plan: the plan.
+        files: the input files that its tasks number.
+        work: the work folder.
+    """
     name = write_files(files, work)
     content = {
         **plan.identity(),

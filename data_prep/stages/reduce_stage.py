@@ -76,18 +76,18 @@ class ReduceResult(NamedTuple):
     length_histogram: list[int]
     """Rows by their number of tokens."""
     zeros: int
-    """Of the sketch that has kept the hashes of the rows."""
+    """The `zeros` of the sketch that has kept the hashes of the rows."""
     counts_crc32: int
-    """Of the file of how often each piece is to be predicted, and of the hashes of rows."""
+    """CRC-32 of the file that `_counts_path` names."""
 
 
 def result_path(work: Path, task: ReduceTask) -> Path:
-    """Return the result of a reduce task; it is written last."""
+    """Return the path of the result of a reduce task; that file is written last."""
     return work / "reduce" / f"{task.length_index}-{task.split}-{task.number:05d}.json"
 
 
 def _counts_path(work: Path, task: ReduceTask) -> Path:
-    """Return the file of how often each piece is predicted, then of hashes of the rows."""
+    """Return the path for how often each piece is predicted, and then the hashes of the rows."""
     return result_path(work, task).with_suffix(".counts")
 
 
@@ -99,7 +99,13 @@ def load_result(work: Path, task: ReduceTask) -> ReduceResult:
 
 
 def add_sums(work: Path, task: ReduceTask, summer: TotalsSummer) -> None:
-    """Add the sums over the rows of a task that is done."""
+    """Add the sums over the rows of a task that is done.
+
+    Args:
+        work: the work folder.
+        task: the task.
+        summer: gets the sums.
+    """
     path, result = _counts_path(work, task), load_result(work, task)
     try:
         with path.open("rb") as file:

@@ -103,7 +103,7 @@ def with_lengths(plan: Plan, indices: Sequence[int]) -> Plan:
 
 
 def _repair_or_restart(new_plan: Plan, saved: SavedWork) -> Decision:
-    """Return how to go on after an input error where something has changed since."""
+    """Return how to resume after an input error where something has changed since."""
     saved_identity, new_identity = saved.plan.identity(), new_plan.identity()
     del saved_identity["inputs"], new_identity["inputs"]
     is_repairable = (

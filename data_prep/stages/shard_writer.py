@@ -41,7 +41,7 @@ def write_shards(
 
 
 def _write_shard(path: Path, blocks: Iterable[Block]) -> ShardEntry:
-    """Write one tar and gathers its entry on the way."""
+    """Write one tar; return its entry for the manifest."""
     digest, entries, offset = hashlib.sha256(), [], 0
     key = path.stem.split("-", 1)[1]
     with atomic_file(path, is_durable=False) as file:

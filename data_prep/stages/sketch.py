@@ -46,7 +46,13 @@ class HashSketch:
         self._take(hashes, len(hashes))
 
     def merge(self, kept: Hashes, zeros: int, count: int) -> None:
-        """Take in another sketch: what it has kept, its zeros, and how many were added to it."""
+        """Take in another sketch.
+
+        Args:
+            kept: the hashes that it has kept.
+            zeros: its `zeros`.
+            count: how many hashes were added to it.
+        """
         self._zeros = max(self._zeros, zeros)
         self._take(kept, count)
 

@@ -28,7 +28,7 @@ class RowSums(NamedTuple):
     row_hashes: Hashes
     """Hashes of the rows that a sketch has kept."""
     zeros: int
-    """Of the sketch that has kept the hashes."""
+    """The `zeros` of the sketch that has kept the hashes."""
 
 
 class TotalsSummer:

@@ -72,9 +72,9 @@ class Preparation:
     vocabulary_path: Path
     """The vocabulary file, which is copied into every dataset folder."""
     vocabulary: Vocabulary
-    """What lies in the file, and how text is normalised."""
+    """The vocabulary in that file, and how text is normalised."""
     output_dir: Path
-    """Gets a dataset folder for each sequence length."""
+    """The folder that gets a dataset folder for each sequence length."""
     options: ShardOptions
     """All other parameters that decide the bytes."""
     task_bytes: int | None = None
@@ -83,7 +83,7 @@ class Preparation:
     """How often the documents of each of `inputs` are used, as a multiple of the duplicate
     factor; None is once for all."""
     clock: StageClock = field(default_factory=StageClock)
-    """Gathers the time of the stages."""
+    """The clock that sums the time of the stages."""
 
 
 @contextmanager
@@ -123,14 +123,14 @@ class Inputs:
     files: InputFiles
     """The files, with their checksums and weights."""
     summary: InputSummary
-    """Their sum, as manifests hold it."""
+    """Their summary, as manifests hold it."""
 
 
 def ready_inputs(preparation: Preparation, executor: Executor) -> Inputs | None:
     """Find the inputs in the root process, and take their checksums on all workers.
 
     Returns:
-        The inputs; None but in the root process.
+        The inputs in the root process, None in the others.
 
     Raises:
         UsageError: see `find_inputs`, or weights that do not fit.
@@ -211,7 +211,7 @@ def _carry_out(
         write_plan(decision.plan, files, work)
         _log_what_was_running(work)
         _remove_temporary(work)
-        logger.info("%s: going on with an interrupted preparation", work.parent)
+        logger.info("%s: resuming an interrupted preparation", work.parent)
     elif decision.action is Action.REPAIR:
         _repair(work, decision, len(saved.plan.tasks), files)
     elif decision.action is Action.RESTART:
@@ -275,7 +275,7 @@ def _discard_finished(work: Path) -> None:
 
 
 def _remove_work(work: Path) -> None:
-    """Remove a work folder without a use; raise DataError where it holds files of others."""
+    """Remove a work folder that is of no use; raise DataError where it holds foreign files."""
     if not work.exists():
         return
     ours = {PLAN_NAME, GROUPS_DONE_NAME, VOCABULARY_NAME, INPUT_ERROR_NAME, *_WORK_FOLDERS}
@@ -328,7 +328,7 @@ def _remove_temporary(work: Path) -> None:
 
 
 def _log_what_was_running(work: Path) -> None:
-    """Log what a killed run was at work on."""
+    """Log which tasks a killed run was working on."""
     running = was_running(work)
     if running:
         logger.info("the run before ended while at work on %s", "; ".join(running))

@@ -153,7 +153,7 @@ class _Finder:
             raise UsageError(f"--input {path}: no such file or folder.")
         elif not is_accepted(path):
             raise UsageError(
-                f"--input {path}: the format is told by the suffix, which must be one of "
+                f"--input {path}: the suffix names the format and must be one of "
                 f"{' '.join(_ACCEPTED)}; rename the file."
             )
         else:

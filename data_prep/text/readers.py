@@ -133,7 +133,7 @@ class _TextCutter:
             self._fill(CHUNK_BYTES)
 
     def _fill(self, size: int) -> None:
-        """Read on until `_data` has `size` bytes or the file ends."""
+        """Read until `_data` has `size` bytes or the file ends."""
         while len(self._data) < size and not self._is_last:
             try:
                 more = self._file.read(size - len(self._data))
@@ -147,7 +147,7 @@ class _TextCutter:
             self._is_last = not more
 
     def _drop(self, size: int) -> None:
-        """Go on behind `size` bytes."""
+        """Drop the first `size` bytes of what was read."""
         self._data, self._offset = self._data[size:], self._offset + size
 
     def _documents(self) -> tuple[IntArray, IntArray]:
@@ -164,7 +164,7 @@ class _TextCutter:
         return starts[:found], ends[:found]
 
     def _chunk(self, starts: IntArray, ends: IntArray) -> Iterator[TextChunk]:
-        """Yield the chunk of some documents, if one of them begins before `end`; goes on behind it.
+        """Yield the chunk of some documents, if one of them begins before `end`; drop their text.
 
         Of the first document that is too long one piece is taken, and none that follow it.
         """
@@ -191,8 +191,8 @@ class _TextCutter:
         """Return where to cut the document at `start`: behind a line, a blank, or a character.
 
         Returns:
-            The end of the piece, and where to go on: not between a line and its end, which would
-            make the rest of it a blank line.
+            The end of the piece, and where the rest begins: not between a line and its end, which
+            would make the rest of it a blank line.
         """
         limit = start + LONGEST_PIECE
         place = self._data.rfind(b"\n", start + 1, limit)
@@ -255,7 +255,16 @@ def find_documents(
 
 
 def decoded(path: str, data: bytes, offset: int) -> str:
-    """Return `data`, at `offset` of the file, as text; InputError where it is not UTF-8."""
+    """Return some bytes of a file as text.
+
+    Args:
+        path: the name of the file, for errors.
+        data: the bytes.
+        offset: where in the decompressed file they begin.
+
+    Raises:
+        InputError: they are not UTF-8.
+    """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as err:
@@ -394,7 +403,7 @@ def cut_points(path: str, text_format: TextFormat, size: int, step: int) -> list
 
 
 def _skip_line(file: BinaryIO) -> bool:
-    """Go behind the next line end; return whether the line holds more than white space."""
+    """Read to the end of the line; return whether it holds more than white space."""
     has_text = False
     while part := file.readline(CHUNK_BYTES):
         has_text |= bool(part.strip())

@@ -28,8 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that all hosts see, with `data` and `recipe`: two phases, no dropout, a batch that
-    divides over one, two and three ranks. Each test writes its run beside them, under its name."""
+    """A folder that all hosts see, with `data` and `recipe`.
+
+    The recipe has two phases, no dropout, and a batch that divides over one, two and three ranks.
+    Each test writes its run next to them, under its name.
+    """
 
     def make(folder: Path) -> None:
         for length in (32, 64):

@@ -42,8 +42,8 @@ def test_another_version_on_one_host_is_an_error(make_cluster: MakeCluster, shar
     cluster.run(cluster.hosts[1], "mount", "--bind", other, original)
     found = findings(cluster, shared, code=1)
     assert found["versions"]["level"] == "error"
-    told = f"safetensors differs: {present} on node1; 0.0.1 on node2"
-    assert found["versions"]["message"] == told
+    expected = f"safetensors differs: {present} on node1; 0.0.1 on node2"
+    assert found["versions"]["message"] == expected
     assert "all-reduce" not in found  # nothing is started where hosts differ
 
 

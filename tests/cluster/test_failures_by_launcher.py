@@ -55,9 +55,9 @@ def start_by(
         process, other = (cluster.start(host, *command, env=env) for host in cluster.hosts)
 
         def both() -> tuple[int, str]:
-            code, told = end_of(process)
+            code, printed = end_of(process)
             assert end_of(other)[0] == code
-            return code, told
+            return code, printed
 
         return both
     mpiexec = {"open-mpi": "/usr/bin/mpirun.openmpi", "mpich": str(BIN / "mpiexec")}[launcher]
@@ -109,21 +109,21 @@ def test_ranks_that_fail_are_named_last_by_every_launcher(
     (victim,) = ranks_on(cluster, second)
     os.kill(victim, signal.SIGKILL)
     killed_at = time.monotonic()
-    code, told = job()
+    code, printed = job()
     assert time.monotonic() - killed_at < 45
-    assert code not in (0, 75), told
+    assert code not in (0, 75), printed
     words = {
         "open-mpi": "on node node2 exited on signal 9",
         "mpich": "RUNNING AT node2; EXIT CODE: 9",
     }
-    assert words.get(launcher, "(rank 1 on node2)") in told.strip().splitlines()[-1]
+    assert words.get(launcher, "(rank 1 on node2)") in printed.strip().splitlines()[-1]
     wait_for(lambda: not any(ranks_on(cluster, host) for host in cluster.hosts), 10)
 
     with a_shard_damaged_on(second, cluster, shared / "data") as shard:
         job = start_by(launcher, cluster, places(shared, f"damaged-{launcher}"), slurm=slurm)
-        code, told = job()
-    assert code not in (0, 75), told
-    last = told.strip().splitlines()[-1]
+        code, printed = job()
+    assert code not in (0, 75), printed
+    last = printed.strip().splitlines()[-1]
     assert "rank 1 on node2" in last
     assert shard in last
     wait_for(lambda: not any(ranks_on(cluster, host) for host in cluster.hosts), 10)
@@ -143,7 +143,7 @@ def test_a_run_is_started_again_on_the_same_hosts(
     job = start_by(launcher, cluster, env, *settings, slurm=slurm)
     wait_for(lambda: (run / "checkpoints" / "latest").exists(), 90)
     os.kill(ranks_on(cluster, cluster.hosts[1])[0], signal.SIGKILL)
-    code, told = job()
-    assert code == 0, told
-    assert "starting it again (restart 1 of 2 since the last new checkpoint)" in told
+    code, printed = job()
+    assert code == 0, printed
+    assert "starting it again (restart 1 of 2 since the last new checkpoint)" in printed
     assert_equal_to_one_host(run, on_one_host)

@@ -70,7 +70,7 @@ def start(
     return process
 
 
-def told_at_the_end(process: subprocess.Popen[str], seconds: float) -> str:
+def printed_at_the_end(process: subprocess.Popen[str], seconds: float) -> str:
     """The launcher ends in time with a failure; the last line that it shows."""
     started = time.monotonic()
     try:
@@ -97,14 +97,14 @@ def test_a_killed_rank_is_named(make_cluster: MakeCluster, shared: Path, victim:
     cluster = make_cluster(2)
     process = start(cluster, shared, f"killed-{victim}")
     os.kill(ranks_on(cluster, cluster.hosts[victim])[0], signal.SIGKILL)
-    last = told_at_the_end(process, 60)
+    last = printed_at_the_end(process, 60)
     assert f"rank {victim} on node{victim + 1}" in last
     assert "killed" in last
     wait_until_nothing_trains(cluster, 10)
 
 
 def test_a_rank_that_fails_has_the_last_word(make_cluster: MakeCluster, shared: Path) -> None:
-    """A shard is damaged on the second host alone: its rank says so, and all hear of it."""
+    """A shard is damaged on the second host alone: its rank reports it, and all ranks end."""
     cluster = make_cluster(2)
     second = cluster.hosts[1]
     shard = next((shared / "data" / "seq64").glob("train-*.tar"))
@@ -113,7 +113,7 @@ def test_a_rank_that_fails_has_the_last_word(make_cluster: MakeCluster, shared: 
     cluster.run(second, "mount", "--bind", damaged, shard)
     variables = variables_of(cluster, shared, "damaged")
     process = cluster.start(cluster.hosts[0], "bash", "launchers/hostfile.sh", env=variables)
-    last = told_at_the_end(process, 120)
+    last = printed_at_the_end(process, 120)
     assert "(rank 1 on node2)" in last
     assert shard.name in last
     wait_until_nothing_trains(cluster, 10)
@@ -130,7 +130,7 @@ def test_a_cut_cable_ends_both_sides(
         cluster.cut_what_it_sends(second)
     else:
         cluster.cut(second)
-    last = told_at_the_end(process, 60)
+    last = printed_at_the_end(process, 60)
     assert "rank 1 on node2" in last
     assert "has sent no heartbeat for" in last
     assert "the network to it is down" in last
@@ -186,7 +186,7 @@ def test_a_rank_0_that_is_killed_before_others_reach_it_is_named(
     process = start_with_hook(
         cluster, shared, "no-rank-0", DIES_AT_ONCE, "--set", "rendezvous_timeout_s=30"
     )
-    last = told_at_the_end(process, 90)  # the start included
+    last = printed_at_the_end(process, 90)  # the start included
     assert "(rank 1 on node2)" in last
     assert "rank 0, which keeps the store, has not come for 30 s (rendezvous_timeout_s)" in last
     wait_until_nothing_trains(cluster, 10)
@@ -199,7 +199,7 @@ def test_a_rank_that_dies_while_the_groups_are_made_is_named(
     """It has met the others: nobody waits for gloo's half an hour."""
     cluster = make_cluster(2)
     process = start_with_hook(cluster, shared, "half-met", DIES_AFTER_THE_RENDEZVOUS)
-    last = told_at_the_end(process, 90)
+    last = printed_at_the_end(process, 90)
     assert "rank 1 on node2" in last
     wait_until_nothing_trains(cluster, 10)
 
@@ -211,7 +211,7 @@ def test_a_host_that_cannot_be_reached_is_named_before_anything_starts(
     cluster.stop_sshd(cluster.hosts[1])
     variables = {**places(shared, "unreached"), "HOSTFILE": str(cluster.hostfile())}
     process = cluster.start(cluster.hosts[0], "bash", "launchers/hostfile.sh", env=variables)
-    last = told_at_the_end(process, 60)
+    last = printed_at_the_end(process, 60)
     assert "node2 cannot be reached: ssh: connect to host node2 port 22" in last
     assert not (shared / "unreached").exists()
 
@@ -231,7 +231,7 @@ def test_a_full_shared_disk_ends_all_and_keeps_the_last_checkpoint(
             with pytest.raises(OSError, match="No space left"):
                 while True:
                     file.write(bytes(1024))
-        last = told_at_the_end(process, 60)
+        last = printed_at_the_end(process, 60)
         assert "space" in last
         saved = (checkpoints / "latest").read_text().strip()
         assert (checkpoints / saved / "weights.safetensors").exists()
@@ -241,7 +241,7 @@ def test_a_full_shared_disk_ends_all_and_keeps_the_last_checkpoint(
 
 
 @pytest.mark.long
-def test_a_full_local_disk_is_told_and_the_run_goes_on(
+def test_a_full_local_disk_is_logged_and_the_run_continues(
     make_cluster: MakeCluster, shared: Path
 ) -> None:
     cluster = make_cluster(2)

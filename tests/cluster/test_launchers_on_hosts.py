@@ -74,9 +74,9 @@ def test_mpiexec(hosts: Cluster, shared: Path, on_one_host: Path, name: str, mpi
 def test_torchrun(hosts: Cluster, shared: Path, on_one_host: Path) -> None:
     env = {**places(shared, "torchrun"), "RANKS": "1", "HOSTS": "2", "RENDEZVOUS": RENDEZVOUS}
     started = [hosts.start(host, "bash", "launchers/torchrun.sh", env=env) for host in hosts.hosts]
-    told = [process.communicate(timeout=150) for process in started]
-    assert [process.returncode for process in started] == [0, 0], told
-    assert sum("every host sees what the first one writes" in stdout for stdout, _ in told) == 1
+    printed = [process.communicate(timeout=150) for process in started]
+    assert [process.returncode for process in started] == [0, 0], printed
+    assert sum("every host sees what the first one writes" in stdout for stdout, _ in printed) == 1
     assert_equal_to_one_host(shared / "torchrun", on_one_host)
 
 
@@ -92,7 +92,7 @@ def test_slurm(hosts: Cluster, shared: Path, on_one_host: Path) -> None:
     assert_equal_to_one_host(shared / "slurm", on_one_host)
 
 
-def test_a_slurm_job_that_is_told_to_stop_goes_back_into_the_queue_and_goes_on(
+def test_a_slurm_job_that_is_asked_to_stop_goes_back_into_the_queue_and_goes_on(
     make_cluster, shared: Path
 ) -> None:
     cluster = make_cluster(2)

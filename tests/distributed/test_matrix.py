@@ -73,7 +73,7 @@ LONG = {1, 4}
 def test_every_layout_gives_the_same_losses_and_weights(place: Path, world_size: int) -> None:
     run_on_ranks(world_size, pretrain_at_all_stages, place, place, timeout_s=380)
     reference = place / "1 ranks, micro 8, stage 0"
-    if not reference.exists():  # the tests run in any order, and beside each other
+    if not reference.exists():  # the tests run in any order, and at the same time
         run_on_ranks(
             1, pretrain_in_rank, place, place / "recipe", place / "data", reference,
             overrides_of("0", 8),

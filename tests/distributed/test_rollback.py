@@ -64,11 +64,11 @@ def test_it_goes_on_from_an_earlier_checkpoint_without_the_rows_since(place: Pat
     assert all(row["loss"] is not None for row in rows)
     seen = [row["samples_seen"] for row in rows]
     assert seen == [8, 16, 88, 96, 104, 112, 120, 128, 136]
-    told = summary_of(run)["rollbacks"]
+    rollbacks = summary_of(run)["rollbacks"]
     assert (run / "checkpoints" / "00-phase1-step00000004-rollback1").is_dir()
-    assert [(each["at_step"], each["to_step"]) for each in told] == [(8, 4), (6, 2)]
-    assert [each["rows_left_out"] for each in told] == [[32, 64], [16, 80]]
-    assert "training of phase1 has diverged at update 8: the loss is nan" in told[0]["cause"]
+    assert [(each["at_step"], each["to_step"]) for each in rollbacks] == [(8, 4), (6, 2)]
+    assert [each["rows_left_out"] for each in rollbacks] == [[32, 64], [16, 80]]
+    assert "training of phase1 has diverged at update 8: the loss is nan" in rollbacks[0]["cause"]
     assert summary_of(run)["status"] == "complete"
 
 

@@ -169,7 +169,7 @@ def test_gradients_that_overflow_at_the_lowest_loss_scale_end_the_run(place: Pat
 
 
 def test_too_many_skips_in_a_row_end_the_run_also_with_a_static_scale(place: Path) -> None:
-    """Under a static loss scale DeepSpeed itself would skip for ever."""
+    """Under a static loss scale DeepSpeed itself would skip without end."""
     overflowing = [
         'deepspeed.fp16={"enabled": true, "loss_scale": 16777216}',
         f"{ZERO}.stage=2",

@@ -27,29 +27,29 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in files}
 
 
-def test_settings_are_told_before_anything_starts(
+def test_wrong_settings_are_reported_before_anything_starts(
     tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    code, told = pretrain(
+    code, stderr = pretrain(
         tiny_recipe_folder, tiny_data, tmp_path / "run", "--set", "model.hiden_size=8"
     )
     assert code == 2
-    assert "unknown key 'model.hiden_size'; did you mean 'hidden_size'?" in told
-    code, told = pretrain(
+    assert "unknown key 'model.hiden_size'; did you mean 'hidden_size'?" in stderr
+    code, stderr = pretrain(
         tiny_recipe_folder, tiny_data, tmp_path / "run", "--set", "deepspeed.train_batch_size=9"
     )
     assert code == 2
-    assert "train_batch_size (9) must be a multiple of" in told
-    code, told = pretrain(
+    assert "train_batch_size (9) must be a multiple of" in stderr
+    code, stderr = pretrain(
         tiny_recipe_folder, tiny_data, tmp_path / "run",
         "--set", "deepspeed.bf16.enabled=true",
     )  # fmt: skip
     assert code == 2
-    assert "bf16 at ZeRO stage 0 trains wrongly" in told
+    assert "bf16 at ZeRO stage 0 trains wrongly" in stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_a_batch_that_does_not_divide_over_the_ranks_is_told_once_and_ends_the_launcher(
+def test_a_batch_that_does_not_divide_over_the_ranks_is_reported_once_and_ends_the_launcher(
     tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     changed = ("--set", "deepspeed.train_micro_batch_size_per_gpu=8")
@@ -58,37 +58,37 @@ def test_a_batch_that_does_not_divide_over_the_ranks_is_told_once_and_ends_the_l
     assert done.stderr.count("must be a multiple of") == 1
 
 
-def test_data_that_does_not_fit_is_told(
+def test_data_that_does_not_fit_is_refused(
     tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
-    code, told = pretrain(tiny_recipe_folder, tmp_path / "nowhere", tmp_path / "run")
-    assert (code, "nowhere/seq32" in told) == (2, True)
+    code, stderr = pretrain(tiny_recipe_folder, tmp_path / "nowhere", tmp_path / "run")
+    assert (code, "nowhere/seq32" in stderr) == (2, True)
     data = tmp_path / "data"
     make_dataset(data / "seq32", sequence_length=32)
     make_dataset(data / "seq64", sequence_length=64, vocab_size=60)
-    code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
+    code, stderr = pretrain(tiny_recipe_folder, data, tmp_path / "run")
     assert code == 2
-    assert "has 60 pieces and model.vocab_size is 64" in told
-    assert "--set model.vocab_size=60" in told
+    assert "has 60 pieces and model.vocab_size is 64" in stderr
+    assert "--set model.vocab_size=60" in stderr
     shutil.rmtree(data / "seq64")
     make_dataset(data / "seq64", sequence_length=64)
     shard = next((data / "seq64").glob("train-*.tar"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
+    code, stderr = pretrain(tiny_recipe_folder, data, tmp_path / "run")
     assert code == 2
-    assert f"{shard} has" in told
+    assert f"{shard} has" in stderr
     make_dataset(data / "seq64", sequence_length=64, num_train=128, min_length=64)
     one, other = sorted((data / "seq64").glob("train-*.tar"))[:2]
     shutil.copy(other, one)
-    code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
+    code, stderr = pretrain(tiny_recipe_folder, data, tmp_path / "run")
     assert code == 2
-    assert f"shard {one} holds {other.name} of the same dataset" in told
+    assert f"shard {one} holds {other.name} of the same dataset" in stderr
     make_dataset(data / "seq64", sequence_length=64)
     with (data / "seq64" / "vocab.txt").open("a") as file:
         file.write("another\n")
-    code, told = pretrain(tiny_recipe_folder, data, tmp_path / "run")
+    code, stderr = pretrain(tiny_recipe_folder, data, tmp_path / "run")
     assert code == 2
-    assert "it is not the vocabulary that the shards were made with" in told
+    assert "it is not the vocabulary that the shards were made with" in stderr
 
 
 def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_it_is(
@@ -97,9 +97,9 @@ def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_
     copy = tmp_path / "run"
     shutil.copytree(finished_run, copy)
     before = contents(copy)
-    code, told = pretrain(tiny_recipe_folder, tiny_data, copy, "--set", "seed=1")
+    code, stderr = pretrain(tiny_recipe_folder, tiny_data, copy, "--set", "seed=1")
     assert code == 2
-    assert "is the folder of another run: seed was 42 there and is 1 now" in told
+    assert "is the folder of another run: seed was 42 there and is 1 now" in stderr
     assert contents(copy) == before
     for name in ("01-phase2-step00000008", "01-phase2-step00000006"):
         shutil.rmtree(copy / "checkpoints" / name)
@@ -108,17 +108,17 @@ def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_
     for length in (32, 64):
         make_dataset(other / f"seq{length}", sequence_length=length, seed=99)
     before = contents(copy)
-    code, told = pretrain(tiny_recipe_folder, other, copy)
+    code, stderr = pretrain(tiny_recipe_folder, other, copy)
     assert code == 2
-    assert "was trained on dataset" in told
-    assert "--override data goes on with this one" in told
+    assert "was trained on dataset" in stderr
+    assert "--override data goes on with this one" in stderr
     assert contents(copy) == before
-    code, told = pretrain(tiny_recipe_folder, other, copy, "--override", "data")
+    code, stderr = pretrain(tiny_recipe_folder, other, copy, "--override", "data")
     assert code == 0
-    assert "continuing at the same place in its order (--override data)" in told
+    assert "continuing at the same place in its order (--override data)" in stderr
 
 
-def test_a_run_goes_on_with_other_settings_where_that_is_asked_for(
+def test_a_run_continues_with_other_settings_where_that_is_asked_for(
     tiny_recipe_folder: Path, tiny_data: Path, finished_run: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "run"
@@ -126,32 +126,32 @@ def test_a_run_goes_on_with_other_settings_where_that_is_asked_for(
     shutil.rmtree(copy / "checkpoints" / "01-phase2-step00000008")
     (copy / "summary.json").write_text("{}")
     lower = ["--set", "phases.1.deepspeed.optimizer.params.lr=0.001"]
-    code, told = pretrain(tiny_recipe_folder, tiny_data, copy, *lower)
+    code, stderr = pretrain(tiny_recipe_folder, tiny_data, copy, *lower)
     assert code == 2
-    assert "--override settings goes on with these" in told
-    code, told = pretrain(
+    assert "--override settings goes on with these" in stderr
+    code, stderr = pretrain(
         tiny_recipe_folder, tiny_data, copy, *lower, "--override", "settings", "data"
     )
-    assert code == 0, told
-    assert "lr was 0.01 there and is 0.001 now" in told
+    assert code == 0, stderr
+    assert "lr was 0.01 there and is 0.001 now" in stderr
     rates = [
         json.loads(line)["learning_rate"]
         for line in (copy / "metrics.jsonl").read_text().splitlines()
     ]
     assert max(rates[-2:]) < 0.001 < rates[-4]
     wider = [*lower, "model.intermediate_size=64", "phases.1.total_steps=9"]
-    code, told = pretrain(tiny_recipe_folder, tiny_data, copy, *wider, "--override", "settings")
+    code, stderr = pretrain(tiny_recipe_folder, tiny_data, copy, *wider, "--override", "settings")
     assert code == 2
-    assert "the model has (64, 16)" in told
+    assert "the model has (64, 16)" in stderr
 
 
-def test_a_folder_that_cannot_be_written_is_told(
+def test_a_folder_that_cannot_be_written_is_reported(
     tiny_recipe_folder: Path, tiny_data: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    code, told = pretrain(tiny_recipe_folder, tiny_data, tmp_path / "file" / "run")
+    code, stderr = pretrain(tiny_recipe_folder, tiny_data, tmp_path / "file" / "run")
     assert code == 1
-    assert "cannot write to the run folder" in told
+    assert "cannot write to the run folder" in stderr
 
 
 def test_usage_errors_exit_with_2() -> None:

@@ -1,4 +1,4 @@
-"""What the pages tell a reader to type works: commands and examples, from top to bottom."""
+"""What the pages ask a reader to type works: commands and examples, from top to bottom."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def test_supervise_starts_again_after_a_kill_and_the_result_is_the_same(
 
 
 def one_rank_of(output: Path) -> int:
-    """A rank that trains into a folder, whoever has started it."""
+    """A rank that trains into a folder, whichever process has started it."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:

@@ -102,7 +102,7 @@ def test_a_dry_run_prints_the_command(name: str, variables: dict[str, str], expe
     assert shlex.split(done.stdout) == shlex.split(expected)
 
 
-def test_a_wrong_hostfile_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_a_wrong_hostfile_is_reported_before_anything_starts(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("node1 slots=4\nnode1 slots=4\n")
     places = {**PLACES, "RECIPE": "ds_configs/bert-base", "RUN": str(tmp_path / "run")}
@@ -144,7 +144,7 @@ def test_what_is_not_said_is_asked_for() -> None:
     assert "RUN: the run folder" in done.stderr
 
 
-def test_a_rendezvous_without_a_port_is_told() -> None:
+def test_a_rendezvous_without_a_port_is_refused() -> None:
     variables = {"RANKS": "1", "HOSTS": "2", "RENDEZVOUS": "node1"}
     done = start_script("torchrun.sh", DRY_RUN="1", **PLACES, **variables)
     assert done.returncode == 2

@@ -112,7 +112,7 @@ def test_a_job_killed_in_every_stage_ends_with_the_same_bytes(
         assert process.returncode == -signal.SIGKILL
     made = run([*arguments, "--output-dir", str(tmp_path / "D"), "-j", "2"])
     assert made.returncode == 0, made.stderr
-    assert "going on with an interrupted preparation" in made.stderr
+    assert "resuming an interrupted preparation" in made.stderr
     assert folder_bytes(tmp_path / "D") == expected
 
 
@@ -124,7 +124,7 @@ def test_a_job_killed_twenty_times_at_random_moments_ends_with_the_same_bytes(
     while kills < 20:
         process = started(arguments, folder, "plan.json")
         time.sleep(moments.uniform(0, 0.7))
-        if process.poll() is not None:  # it was faster: the next one begins anew
+        if process.poll() is not None:  # it was faster: the next one starts from nothing
             assert process.returncode == 0
             assert folder_bytes(folder) == expected
             shutil.rmtree(folder)
@@ -150,7 +150,7 @@ def stopped_at_work(running: Path) -> int | None:
     return None
 
 
-def test_a_killed_worker_is_told_with_its_inputs_and_the_same_command_goes_on(
+def test_a_killed_worker_is_reported_with_its_inputs_and_the_same_command_resumes(
     arguments: list[str], expected: dict[str, bytes], tmp_path: Path
 ) -> None:
     process = started(arguments, tmp_path / "D", "running/*")
@@ -164,7 +164,7 @@ def test_a_killed_worker_is_told_with_its_inputs_and_the_same_command_goes_on(
     os.kill(worker, signal.SIGKILL)  # as the kernel does where memory is short
     _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1, errors
-    assert "a worker process died: it was killed, perhaps for want of memory" in errors
+    assert "a worker process died: it was killed, perhaps because memory ran out" in errors
     assert re.search(r"at work on: .*\.txt \(bytes \d+ to (\d+|the end)\)", errors)
     assert "Traceback" not in errors
     made = run([*arguments, "--output-dir", str(tmp_path / "D"), "-j", "2"])
@@ -276,7 +276,7 @@ def test_a_full_disk_is_said_and_with_room_the_same_command_goes_on(
     subprocess.run(remount, check=True)
     made = run(command)
     assert made.returncode == 0, made.stderr
-    assert "going on with an interrupted preparation" in made.stderr
+    assert "resuming an interrupted preparation" in made.stderr
     assert folder_bytes(small_disk / "D") == expected
 
 

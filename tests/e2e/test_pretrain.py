@@ -235,7 +235,7 @@ def test_a_run_has_as_many_phases_as_its_recipe(
     assert summary_of(output)["held_out"]["sequence_length"] == lengths[-1]
 
 
-def test_moments_are_carried_into_the_next_phase_or_begin_anew(
+def test_moments_are_carried_into_the_next_phase_or_begin_at_zero(
     tiny_data: Path, tiny_recipe_folder: Path, tmp_path: Path
 ) -> None:
     saved = {}
@@ -268,10 +268,10 @@ def test_without_held_out_rows_the_run_says_so_and_completes(
         "phases.1.total_steps=1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = (
+    warning = (
         "held-out rows: there are none (warned about below 100): there will be no held-out result"
     )
-    assert done.stderr.count(f"seq32: {told}") == done.stderr.count(f"seq64: {told}") == 1
+    assert done.stderr.count(f"seq32: {warning}") == done.stderr.count(f"seq64: {warning}") == 1
     assert summary_of(tmp_path / "run")["held_out"] is None
     evaluated = run_bert_ds("evaluate", "--run", tmp_path / "run", "--data", tmp_path / "data")
     assert evaluated.returncode == 1

@@ -1,4 +1,4 @@
-"""RoBERTa's way through the real commands: rows of one segment, masked anew in every epoch."""
+"""RoBERTa's way through the real commands: rows of one segment, with new masks in every epoch."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ class Cluster:
             stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired as err:
             os.killpg(process.pid, signal.SIGKILL)
-            told = process.communicate()
-            raise AssertionError(f"not done after {timeout_s} s: {told}") from err
+            printed = process.communicate()
+            raise AssertionError(f"not done after {timeout_s} s: {printed}") from err
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
     def hostfile(self, slots: int = 1, hosts: Sequence[Host] | None = None) -> Path:
@@ -126,11 +126,6 @@ class Cluster:
     def cut(self, host: Host) -> None:
         """Pull a host's cable: nothing comes to it and nothing leaves it."""
         self._at_switch("ip", "link", "set", host.port, "down")
-
-    def mend(self, host: Host) -> None:
-        """Plug it in again, in both directions."""
-        self._at_switch("ip", "link", "set", host.port, "up")
-        self._at_switch("bridge", "link", "set", "dev", host.port, "state", "3")
 
     def cut_what_it_sends(self, host: Host) -> None:
         """Nothing that a host sends arrives any more; it still gets what is sent to it.
@@ -307,8 +302,8 @@ def start_slurm(cluster: Cluster) -> dict[str, str]:
         assert done.returncode == 0, done.stderr
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        told = cluster.run(cluster.hosts[0], "sinfo", "--noheader", "-o", "%D %t", env=env)
-        if told.stdout.split() == [str(len(cluster.hosts)), "idle"]:
+        printed = cluster.run(cluster.hosts[0], "sinfo", "--noheader", "-o", "%D %t", env=env)
+        if printed.stdout.split() == [str(len(cluster.hosts)), "idle"]:
             return env
         time.sleep(0.5)
-    raise AssertionError(f"Slurm's nodes are not ready: {told.stdout} {told.stderr}")
+    raise AssertionError(f"Slurm's nodes are not ready: {printed.stdout} {printed.stderr}")

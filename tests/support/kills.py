@@ -1,11 +1,11 @@
-"""Kills a run again and again and compares what comes out with an undisturbed one.
+"""Kill a run again and again, and compare its results with those of an undisturbed one.
 
     python -m tests.support.kills FOLDER --kills 50
 
 trains a tiny model on two ranks under the deepspeed launcher, with dropout and masks that are drawn
-as rows are read. Each start is killed with SIGKILL at a random moment, also
-while a checkpoint is written: the whole job, or one rank, whereupon the job must end by itself. The
-same command then goes on, until the run is complete; where kills are left, another run begins.
+as rows are read. Each start is killed with SIGKILL at a random moment, also while a checkpoint is
+written: the whole job, or one rank, after which the job must end by itself. The same command then
+resumes, until the run is complete; where kills are left, another run begins.
 Weights, moments, held-out result and every logged update must be those of the undisturbed run.
 """
 
@@ -42,12 +42,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     counted = kill_again_and_again(arguments.folder, arguments.kills, arguments.seed)
-    told = "; ".join(f"{number} of {what}" for what, number in sorted(counted.items()))
-    print(f"{arguments.kills} kills ({told}): weights, moments, results and rows are the same")
+    kinds = "; ".join(f"{number} of {what}" for what, number in sorted(counted.items()))
+    print(f"{arguments.kills} kills ({kinds}): weights, moments, results and rows are the same")
 
 
 def kill_again_and_again(folder: Path, num_kills: int, seed: int) -> Counter[str]:
-    """Raises AssertionError where anything differs; returns how often what was killed."""
+    """Return how often what was killed; raise AssertionError where anything differs."""
     for length in (32, 64):
         make_dataset(folder / "data" / f"seq{length}", sequence_length=length, is_masked=False)
     steps = round(UPDATES_A_KILL * num_kills / 2) + 8
@@ -70,8 +70,8 @@ def kill_again_and_again(folder: Path, num_kills: int, seed: int) -> Counter[str
         what = choice.choice(["job", "job while saving", "one rank", "one rank while saving"])
         _wait_for_a_moment(process, disturbed, choice, while_saving="saving" in what)
         if process.poll() is not None:  # it has come to its end
-            told = process.communicate()
-            assert process.returncode == 0, told
+            printed = process.communicate()
+            assert process.returncode == 0, printed
             assert_same_result(disturbed, undisturbed)
             print(f"run {number} is complete, and the same", flush=True)
             number += 1

@@ -35,8 +35,10 @@ def num_rows(run_folder: Path) -> int:
 
 
 def timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs between two runs of the same thing: times, and what the last row of a
-    flush has besides; a stop flushes, too."""
+    """Return a row without what differs between two equal runs.
+
+    These are times, and what only the last row of a flush holds; a stop flushes, too.
+    """
     apart = (*_TIMES, "trust_ratios_furthest")
     return {k: v for k, v in row.items() if not k.endswith("_per_s") and k not in apart}
 

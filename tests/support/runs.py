@@ -41,7 +41,7 @@ def pretrain_in_rank(
 
 
 def pretrain_with_fp16_on_cpu(world: World, *arguments: object) -> None:
-    """The same where DeepSpeed is told that this CPU has fp16, which it otherwise refuses."""
+    """The same where DeepSpeed takes this CPU for one with fp16, which it otherwise refuses."""
     accelerator = import_deepspeed().accelerator.get_accelerator()
     accelerator.is_fp16_supported = lambda: True
     pretrain_in_rank(world, *arguments)

@@ -1,4 +1,4 @@
-"""Folders that several tests look at and one of the workers of pytest-xdist makes for all."""
+"""Folders that several tests read and one of the workers of pytest-xdist makes for all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder of this test session; whoever asks first makes it, others wait for it.
+    """Return a folder of this test session; the first caller makes it, others wait for it.
 
     Args:
         factory: of pytest.

@@ -19,7 +19,7 @@ import pytest
 
 from bert_ds.cli import build_parser
 from bert_ds.config.loading import load_run_config
-from data_prep.cli import _parser as prep_parser
+from data_prep.cli import build_parser as prep_parser
 from tests.support.documents import (
     PAGES,
     ROOT,

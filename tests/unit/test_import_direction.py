@@ -23,6 +23,7 @@ DATA_PREP_LAYERS = (
     ("stages",),
     ("inspect",),
     ("bench",),
+    ("commands",),
     ("cli",),
     ("__main__",),
 )

@@ -67,7 +67,7 @@ def ticks() -> Iterator[Ticks]:
 def test_another_thread_runs_while_tensors_are_written(
     ticks: Ticks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """safetensors before 0.8 held the lock for the whole of a write."""
+    """Before 0.8, safetensors held the lock for the whole of a write."""
     seen: list[int] = []
     write = ticks.watched(safetensors.torch.serialize_file, seen)
     monkeypatch.setattr(safetensors.torch, "serialize_file", write)

@@ -25,7 +25,7 @@ def phase_of(**changes: object) -> PhaseConfig:
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
-def test_a_precision_that_the_device_lacks_is_told_with_the_way_out(
+def test_a_precision_that_the_device_lacks_is_refused_with_the_way_out(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accelerator = import_deepspeed().accelerator.get_accelerator()

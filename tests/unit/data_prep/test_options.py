@@ -218,7 +218,7 @@ def test_korean_is_cut_by_its_own_package_and_not_into_jamo(
     vocabulary = tmp_path / "vocab.txt"
     vocabulary.write_text("\n".join(pieces) + "\n", encoding="utf-8")
     preparation = Preparation(
-        [str(path)], str(vocabulary), load_vocabulary(vocabulary, True, False), tmp_path / "D",
+        [str(path)], vocabulary, load_vocabulary(vocabulary, True, False), tmp_path / "D",
         ShardOptions((32,), (5,), duplicate_factor=1, masking="none", pairs="none",
                      sentences="sentencex:ko", valid_fraction=0.1),
     )  # fmt: skip

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import cli
 from data_prep.cli import main
+from data_prep.commands.arguments import size
 
 Prepare = Callable[..., list[Path]]
 
@@ -112,7 +112,7 @@ def test_the_package_imports_neither_torch_nor_bert_ds_and_help_imports_no_numpy
 
 def test_sizes_are_written_with_units(capsys: pytest.CaptureFixture[str]) -> None:
     sizes = {"512M": 512 << 20, "4G": 4 << 30, "1.5GiB": 3 << 29, "2KB": 2048, "77": 77}
-    assert {text: cli._size(text) for text in sizes} == sizes
+    assert {text: size(text) for text in sizes} == sizes
     for wrong in ("much", "inf", "G", "5X"):
         with pytest.raises(SystemExit):
             main(["shards", "--memory-per-worker", wrong])

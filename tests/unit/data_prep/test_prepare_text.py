@@ -1,4 +1,4 @@
-"""Preparations of text that was mended, taken out, is very long, or repeats."""
+"""Preparations of text that was repaired, taken out, is very long, or repeats."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Prepare = Callable[..., list[Path]]
 FolderBytes = Callable[[Path], dict[str, bytes]]
 
 
-def test_after_an_input_was_mended_the_work_on_the_others_is_kept(
+def test_after_an_input_was_repaired_the_work_on_the_others_is_kept(
     prepare: Prepare, folder_bytes: FolderBytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = {name: text_of(30, seed) for seed, name in enumerate(("a", "b", "c"))}
@@ -34,7 +34,7 @@ def test_after_an_input_was_mended_the_work_on_the_others_is_kept(
         prepare(tmp_path / "D", inputs=inputs, task_bytes=2000)
     done = len(list((tmp_path / "D" / "work" / "map").glob("*.json")))
     assert done >= 3
-    with pytest.raises(InputError, match=r"b\.txt: not UTF-8"):  # nothing was mended
+    with pytest.raises(InputError, match=r"b\.txt: not UTF-8"):  # nothing was repaired
         prepare(tmp_path / "D", inputs=inputs, task_bytes=2000)
     assert len(list((tmp_path / "D" / "work" / "map").glob("*.json"))) >= done
     inputs[1].write_bytes(broken)
@@ -43,15 +43,15 @@ def test_after_an_input_was_mended_the_work_on_the_others_is_kept(
         prepare(tmp_path / "D", inputs=inputs, task_bytes=2000, executor=counting)
     found = re.search(r"inputs have changed; (\d+) of (\d+) map tasks are done again", caplog.text)
     assert found is not None
-    anew, tasks = int(found[1]), int(found[2])
-    assert 0 < anew < tasks - 2
+    redone, tasks = int(found[1]), int(found[2])
+    assert 0 < redone < tasks - 2
     reduced = whole.done_now - tasks
-    # A task of several inputs is done anew in parts; those of whole inputs are not done again.
-    assert counting.done_now <= reduced + tasks - done + 2 * anew
+    # A task of several inputs is done again in parts; those of whole inputs are not done again.
+    assert counting.done_now <= reduced + tasks - done + 2 * redone
     assert folder_bytes(tmp_path / "D") == folder_bytes(tmp_path / "expected")
 
 
-def test_after_an_input_was_taken_out_the_preparation_begins_anew(
+def test_after_an_input_was_taken_out_the_preparation_starts_again(
     prepare: Prepare, folder_bytes: FolderBytes, tmp_path: Path, corpus: Path
 ) -> None:
     bad = tmp_path / "bad.txt"

@@ -146,7 +146,7 @@ def test_what_a_kill_between_two_renames_has_moved_aside_is_found_and_put_back(
     assert newest_checkpoint(tmp_path)[0] == again
 
 
-def test_a_full_disk_is_told_and_loses_nothing(
+def test_a_full_disk_is_reported_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, 2)

@@ -53,7 +53,7 @@ def test_training_goes_on_while_it_writes(tmp_path: Path, monkeypatch: pytest.Mo
     assert newest_checkpoint(tmp_path)[0] is not None
 
 
-def test_a_failure_is_told_once_at_the_next_chance(
+def test_a_failure_is_raised_once_at_the_next_chance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*arguments: object, **flags: object) -> Path:

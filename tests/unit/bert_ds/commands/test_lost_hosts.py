@@ -1,4 +1,4 @@
-"""Which hosts a run goes on with when some are lost."""
+"""Which hosts a run continues on when some are lost."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_as_many_hosts_are_taken_as_the_batch_divides_over(
     assert [word for word in found if word not in given] == [
         str(tmp_path / "hosts"), "--master_addr", "node2"
     ]  # fmt: skip
-    told = capsys.readouterr().err
-    assert "lost hosts (node1: no route); training on node2, node3" in told
+    printed = capsys.readouterr().err
+    assert "lost hosts (node1: no route); training on node2, node3" in printed
 
 
 def test_where_no_host_answers_all_are_tried_again(

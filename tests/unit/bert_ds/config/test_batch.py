@@ -36,7 +36,7 @@ def test_a_batch_that_does_not_divide_names_the_numbers_and_both_ways_out() -> N
     )
 
 
-def test_a_world_larger_than_the_batch_is_told_the_smallest_batch() -> None:
+def test_a_world_larger_than_the_batch_is_refused_with_the_smallest_batch() -> None:
     with pytest.raises(
         ConfigError, match=r"set train_batch_size to 64, or take another .*32 is no"
     ):
@@ -66,6 +66,6 @@ def test_every_number_that_an_error_names_is_a_way_out(
     assert not others
 
 
-def test_a_stated_accumulation_that_disagrees_is_told_the_product() -> None:
+def test_a_stated_accumulation_that_disagrees_is_refused_with_the_product() -> None:
     with pytest.raises(ConfigError, match=r"gradient_accumulation_steps \(3\) must be .* = 2;"):
         plan_batch(16, 4, 2, "phase1", stated_accumulation=3)

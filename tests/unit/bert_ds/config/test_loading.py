@@ -93,7 +93,7 @@ def test_a_deepspeed_override_of_one_phase_leaves_the_other_alone(tmp_path: Path
         ("data.reader_processes=0", "leave it out, and set data.cache_dir for slow file systems"),
     ],
 )
-def test_a_wrong_override_is_told_with_the_way_out(
+def test_a_wrong_override_is_refused_with_the_way_out(
     tmp_path: Path, override: str, expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -102,7 +102,7 @@ def test_a_wrong_override_is_told_with_the_way_out(
     assert caught.value.exit_code == 2
 
 
-def test_an_unknown_recipe_key_is_told_with_the_nearest_known_one(tmp_path: Path) -> None:
+def test_an_unknown_recipe_key_is_refused_with_the_nearest_known_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown key 'checkpoints'; did you mean 'checkpoint'"):
         load_run_config(changed(tmp_path, checkpoints={}))
 

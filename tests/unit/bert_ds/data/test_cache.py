@@ -93,10 +93,10 @@ def test_a_changed_byte_in_a_copy_names_the_copy(data: Path, tmp_path: Path) -> 
         read_all(data, tmp_path / "cache")
 
 
-def test_a_full_disk_is_told_once_and_the_shards_are_read_where_they_are(
+def test_a_full_disk_is_logged_once_and_the_shards_are_read_where_they_are(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # A real full disk needs root and a mount: only the call that would meet it is replaced.
+    # A real full disk needs root and a mount: only the call that would fail is replaced.
     def no_space(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -117,7 +117,7 @@ def test_a_full_disk_is_told_once_and_the_shards_are_read_where_they_are(
     assert not caplog.records
 
 
-def test_a_cache_that_cannot_be_made_is_told_and_no_obstacle(
+def test_a_cache_that_cannot_be_made_is_logged_and_no_obstacle(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

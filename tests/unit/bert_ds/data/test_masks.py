@@ -168,7 +168,7 @@ def test_held_out_masks_are_the_same_under_every_seed_and_not_those_of_training(
     assert sum(x == y for x, y in zip(a, rows_of(training), strict=True)) < 0.3 * len(block)
 
 
-def test_a_vocabulary_without_mask_is_told(unmasked: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_without_mask_is_refused(unmasked: Path, tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n")
     with pytest.raises(DataError, match=r"without \[MASK\]"):
         training_masks(tmp_path, open_dataset(unmasked), "token", 5)

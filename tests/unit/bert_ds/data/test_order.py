@@ -78,7 +78,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 
 def test_the_order_of_a_seed_never_changes() -> None:
-    # Fixed for ever: a checkpoint's position means these rows.
+    # Never to be changed: a checkpoint's position means these rows.
     assert permutation(8, 42, "blocks", 0).tolist() == [3, 1, 4, 6, 7, 0, 5, 2]
     assert rows_between(RowOrder([3, 2, 4], seed=42, blocks_per_window=2), 0, 9)[:6] == [
         (1, 0),

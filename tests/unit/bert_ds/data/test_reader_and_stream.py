@@ -129,7 +129,7 @@ def test_the_stream_goes_on_from_any_position(tmp_path: Path) -> None:
         assert rows_of(a) == rows_of(b)
 
 
-def test_prefetching_changes_nothing_and_stops_when_told(tmp_path: Path) -> None:
+def test_prefetching_changes_nothing_and_stops_when_it_is_closed(tmp_path: Path) -> None:
     make_dataset(tmp_path)
     plain = make_stream(tmp_path, 0, 1, 4, 8).updates(0)
     ahead = Prefetcher(make_stream(tmp_path, 0, 1, 4, 8).updates(0))

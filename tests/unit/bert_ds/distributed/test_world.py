@@ -63,7 +63,7 @@ def test_each_launchers_variables_are_understood(
         ({"RANK": "1"}, "RANK is set and WORLD_SIZE is not"),
     ],
 )
-def test_a_broken_environment_is_told(environment: dict[str, str], message: str) -> None:
+def test_a_broken_environment_is_refused(environment: dict[str, str], message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         world_from_environment(environment)
 

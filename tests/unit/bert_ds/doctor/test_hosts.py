@@ -45,7 +45,7 @@ def test_who_did_not_take_part_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     assert finding.message == "node1: node1 waits; node2: node2 waits"
 
 
-def test_a_survey_tells_hosts_apart_and_what_is_wrong_with_each(
+def test_a_survey_finds_each_host_once_and_what_is_wrong_with_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = replace(NODE, host="b", addresses=[("eth0", "10.0.0.2")], clock=163.0)
@@ -61,9 +61,9 @@ def test_a_survey_tells_hosts_apart_and_what_is_wrong_with_each(
     found = survey(list(answers), [])
     assert [facts.host for facts in found.facts] == ["a", "b", "alias-of-b"]
     assert found.clock_offsets == {"a": 0.0, "b": 62.0, "alias-of-b": 62.0}
-    told = "\n".join(finding.message for finding in found.findings)
-    assert "b and alias-of-b are the same host (b)" in told
-    assert "down cannot be reached: No route to host" in told
-    assert "bert_ds does not work on bare: No module named bert_ds" in told
-    assert "bert_ds 0.0.9 on old is not the one of this host" in told
+    messages = "\n".join(finding.message for finding in found.findings)
+    assert "b and alias-of-b are the same host (b)" in messages
+    assert "down cannot be reached: No route to host" in messages
+    assert "bert_ds does not work on bare: No module named bert_ds" in messages
+    assert "bert_ds 0.0.9 on old is not the one of this host" in messages
     assert all(finding.way_out for finding in found.findings)

@@ -53,7 +53,7 @@ def findings_of(
     return judge(hosts, numbers, {"node1": 0.0, "node2": offset}, config)
 
 
-def told(findings: list[Finding], level: str) -> str:
+def messages_of(findings: list[Finding], level: str) -> str:
     return "\n".join(f"{f.subject}: {f.message}" for f in findings if f.level == level)
 
 
@@ -102,7 +102,7 @@ def test_what_differs_is_named_with_its_host_and_a_way_out(
     changes: dict[str, Any], level: str, message: str
 ) -> None:
     findings = findings_of(**changes)
-    assert message in told(findings, level)
+    assert message in messages_of(findings, level)
     assert all(finding.way_out for finding in findings if finding.level != "ok")
     assert has_errors(findings) == (level == "error")
 
@@ -116,7 +116,7 @@ def test_a_rank_that_is_bound_to_one_core_is_a_warning() -> None:
 
 def test_more_ranks_than_cores_is_a_warning() -> None:
     findings = findings_of(slots=80, devices=[])
-    assert "node2 is to run 80 ranks on 64 CPU cores" in told(findings, "warning")
+    assert "node2 is to run 80 ranks on 64 CPU cores" in messages_of(findings, "warning")
 
 
 @pytest.mark.parametrize(("gib", "level"), [(0.5, "error"), (1.1, "warning"), (100, "ok")])
@@ -184,7 +184,7 @@ def test_a_dataset_that_does_not_fit_the_recipe_is_an_error(tmp_path) -> None:
     larger = load_run_config(tmp_path / "recipe", ["model.vocab_size=80"])
     facts = look_at_this_host(Wanted(config=larger, data=tmp_path))
     errors = [e.message for e in judge([facts], {facts.host: 1}, {}, larger) if e.level == "error"]
-    assert any("does not fit the recipe: its vocabulary has" in told for told in errors)
+    assert any("does not fit the recipe: its vocabulary has" in message for message in errors)
 
 
 def test_shares_that_make_a_dataset_worthless_are_a_warning_once(tmp_path) -> None:

@@ -92,7 +92,7 @@ def test_progress_shows_skipped_updates_once() -> None:
     assert "skipped" not in first + third
 
 
-def test_progress_tells_the_time_of_all_phases_where_more_follow() -> None:
+def test_progress_shows_the_time_of_all_phases_where_more_follow() -> None:
     now, stream = [0.0], io.StringIO()
     sink = ProgressSink("phase1", 10, 0, stream, clock=lambda: now[0], later_work=2.5)
     now[0] = 10.0

@@ -64,7 +64,7 @@ def test_whatever_the_lengths(
     assert_same(tiny_model, unpadded(padded), padded)
 
 
-def test_a_row_is_the_same_whatever_lies_beside_it(
+def test_a_row_is_the_same_whatever_lies_next_to_it(
     tiny_model: BertForPreTraining, padded_batch: PretrainingBatch
 ) -> None:
     whole = unpadded(padded_batch)
@@ -112,7 +112,7 @@ def test_recomputation_runs_the_layers_twice(
         assert len(calls) == expected
 
 
-def test_a_row_longer_than_the_positions_is_told(
+def test_a_row_longer_than_the_positions_is_refused(
     tiny_model: BertForPreTraining, packed_batch: PackedBatch
 ) -> None:
     ends = torch.tensor([0, 46], dtype=torch.int32)

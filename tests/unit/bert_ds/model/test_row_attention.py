@@ -34,7 +34,7 @@ def result_and_gradients(attention, inputs, rows: Rows, p: float) -> list[torch.
 
 
 def test_a_row_of_two_by_hand() -> None:
-    """One head of one: scores 1 x [2, 0] and 3 x [2, 0], values 10 and 20; another row beside."""
+    """One head of one: scores 1 x [2, 0] and 3 x [2, 0], values 10 and 20; another row follows."""
     query, key = torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2.0, 0.0, 7.0])
     value = torch.tensor([10.0, 20.0, 40.0])
     result = attend(*(each.view(3, 1, 1) for each in (query, key, value)), rows_of([2, 1]), 0.0)

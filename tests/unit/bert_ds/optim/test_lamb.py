@@ -449,7 +449,7 @@ def test_a_parameter_keeps_its_number_when_others_have_no_gradient(kernel: str) 
     assert min(ratios.values()) > 0.05
 
 
-def test_moments_follow_a_weight_that_is_laid_out_anew() -> None:
+def test_moments_follow_a_weight_that_is_laid_out_again() -> None:
     def train(*, is_turned: bool) -> torch.Tensor:
         weight = torch.nn.Parameter(torch.arange(1.0, 13.0).reshape(3, 4))
         optimizer = Lamb([weight], lr=0.1)

@@ -79,7 +79,7 @@ def test_binding_reads_the_installed_version(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", ["DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"])
-def test_a_renamed_attribute_is_told_with_the_versions_that_have_it(kind: str) -> None:
+def test_a_renamed_attribute_is_reported_with_the_versions_that_have_it(kind: str) -> None:
     renamed = type(kind, (SimpleNamespace,), {})(real_dp_process_group=[None])
     with pytest.raises(TrainingError, match=r"known from 0\.19\.0 to 0\.19\.8 \(AttributeError"):
         read_layout(renamed, torch.nn.Linear(2, 2))

@@ -80,10 +80,10 @@ def test_a_model_of_another_shape_is_refused_with_both_values(
     path = tmp_path / "hf" / "config.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "num_hidden_layers": 3, "hidden_dropout_prob": 0.5}))
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         check(config, tmp_path)
-    assert "num_hidden_layers is 3 there and 1 in the recipe. Set model.*" in str(told.value)
-    assert "dropout" not in str(told.value)  # is of training, not of the weights
+    assert "num_hidden_layers is 3 there and 1 in the recipe. Set model.*" in str(caught.value)
+    assert "dropout" not in str(caught.value)  # is of training, not of the weights
 
 
 def test_data_of_another_vocabulary_is_refused(config: RunConfig, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_data_of_another_vocabulary_is_refused(config: RunConfig, tmp_path: Path
         check(config, tmp_path)
 
 
-def test_a_folder_without_a_vocabulary_is_told(
+def test_a_folder_without_a_vocabulary_is_refused(
     config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "hf" / "vocab.txt").unlink()
@@ -107,7 +107,7 @@ def test_a_folder_without_a_model_is_an_error(config: RunConfig, tmp_path: Path)
         check(config, tmp_path)
 
 
-def test_a_folder_that_is_not_there_is_told_with_the_setting(
+def test_a_folder_that_is_not_there_is_reported_with_the_setting(
     config: RunConfig, tmp_path: Path
 ) -> None:
     missing = config.model_copy(update={"init_from": tmp_path / "none"})

@@ -39,9 +39,9 @@ def test_rows_are_masked_once(
 
 
 def test_masking_what_is_masked_already_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         open_data(tmp_path, "dynamic_masking=whole_word", is_masked=True)
-    message = str(told.value)
+    message = str(caught.value)
     assert "dynamic_masking is 'whole_word'" in message
     assert f"the rows of {tmp_path / 'data' / 'seq32'} were masked" in message
     assert "(--masking token)" in message
@@ -49,6 +49,6 @@ def test_masking_what_is_masked_already_is_refused_with_the_way_out(tmp_path: Pa
     assert "--masking none" in message
 
 
-def test_an_unknown_kind_is_told_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"dynamic_masking.*'token' or 'whole_word'"):
         load_run_config(write_recipe(tmp_path), ["dynamic_masking=words"])

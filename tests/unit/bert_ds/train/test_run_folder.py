@@ -125,7 +125,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         RunFolder(tmp_path / "file" / "run").claim()
 
 
-def test_no_run_is_told_what_a_run_is(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no run folder: it has no config.json"):
         open_run(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Keyed random numbers: the published generator, fixed for ever, told apart by every part."""
+"""Keyed random numbers: the published generator, unchanged; every part of a key counts."""
 
 from __future__ import annotations
 

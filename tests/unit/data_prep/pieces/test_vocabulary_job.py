@@ -21,7 +21,7 @@ def job(corpus: Path, tmp_path: Path) -> VocabularyJob:
     return VocabularyJob([str(corpus)], TextFormat(), options, tmp_path / "sub" / "vocab.txt")
 
 
-def test_the_record_tells_how_the_vocabulary_was_made(job: VocabularyJob) -> None:
+def test_the_record_states_how_the_vocabulary_was_made(job: VocabularyJob) -> None:
     assert make_vocabulary(job) == f"{job.output}: 150 pieces."
     record = json.loads(job.output.with_suffix(".json").read_text(encoding="utf-8"))
     assert record["parameters"]["size"] == 150
@@ -44,7 +44,7 @@ def test_a_second_run_does_nothing_and_says_so(job: VocabularyJob) -> None:
     assert job.output.stat().st_mtime_ns == before
 
 
-def test_other_parameters_are_refused_unless_told_to_overwrite(job: VocabularyJob) -> None:
+def test_other_parameters_are_refused_unless_asked_to_overwrite(job: VocabularyJob) -> None:
     make_vocabulary(job)
     other = replace(job, options=VocabularyOptions(size=160))
     with pytest.raises(UsageError, match=r"size: 150 there, 160 now.*--overwrite"):

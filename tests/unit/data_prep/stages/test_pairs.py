@@ -88,7 +88,7 @@ def pairs_of(
             *(column.tolist() for column in made[:5]), strict=True
         )
     ]
-    # Sentence order may swap the segments: whichever comes first tells whose row it is.
+    # Sentence order may swap the segments: the one that comes first names the owner of the row.
     if rules.kind == "sentence_order":
         owners = [min(row.a_start, row.b_start) for row in rows]
     else:

@@ -95,9 +95,9 @@ def test_linked_folders_are_read_and_loops_end(
 def test_a_link_to_the_folder_above_is_followed_and_what_is_read_already_is_not_again(
     tmp_path: Path,
 ) -> None:
-    write(tmp_path, "all/in/a.txt", "all/beside/b.txt")
+    write(tmp_path, "all/in/a.txt", "all/other/b.txt")
     (tmp_path / "all" / "in" / "up").symlink_to("..")
-    assert names_in(tmp_path / "all" / "in") == ["a.txt", "up/beside/b.txt"]
+    assert names_in(tmp_path / "all" / "in") == ["a.txt", "up/other/b.txt"]
 
 
 def test_of_two_links_to_one_folder_the_first_is_read(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_inputs_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
     cases = [
         ("nowhere.txt", UsageError, "no such file or folder"),
-        ("a.md", UsageError, "told by the suffix"),
+        ("a.md", UsageError, "the suffix names the format"),
         ("empty", InputError, "no file in it ends in one of"),
     ]
     for name, kind, message in cases:

@@ -180,7 +180,7 @@ def test_auto_tokenizer_equals_the_word_piece_tokenizer(
         strip_accents=strip_accents,
     )
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    # transformers 5 builds it anew from vocab.txt; transformers 4 and others read this file.
+    # transformers 5 builds it from vocab.txt; transformers 4 and others read this file.
     from_file = Tokenizer.from_file(str(folder / "tokenizer.json"))
     pieces = vocabulary_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     ours = BertWordPieceTokenizer(

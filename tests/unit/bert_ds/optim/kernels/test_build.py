@@ -61,7 +61,7 @@ def test_many_processes_at_once_build_once(source: Path, tmp_path: Path) -> None
     assert len(list((tmp_path / "cache" / "bert_ds").glob("*.so"))) == 1
 
 
-def test_the_library_is_found_again_and_built_anew_for_another_source(source: Path) -> None:
+def test_the_library_is_found_again_and_rebuilt_for_another_source(source: Path) -> None:
     build.load_library(source)
     (first,) = build.cache_folder().glob("*.so")
     before = first.stat().st_mtime_ns
@@ -93,7 +93,7 @@ def test_a_compiler_without_openmp_gives_one_thread(
     assert how == "counting-cc, one thread, for this processor"
 
 
-def test_a_compiler_that_cannot_compile_is_told_with_its_message(
+def test_a_compiler_that_fails_is_reported_with_its_message(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.write_text("int answer(void) { return forty_two; }\n")
@@ -107,7 +107,7 @@ def test_a_compiler_that_cannot_compile_is_told_with_its_message(
 @pytest.mark.parametrize(
     "content", ["not a program", "#!/bin/sh\nexit 3\n"], ids=["no program", "fails"]
 )
-def test_a_compiler_that_is_none_is_told_and_never_raised_as_something_else(
+def test_a_compiler_that_is_none_is_reported_and_never_raised_as_something_else(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
     (tmp_path / "broken-cc").write_text(content)
