@@ -111,7 +111,7 @@ def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_
     code, told = pretrain(tiny_recipe_folder, other, copy)
     assert code == 2
     assert "was trained on dataset" in told
-    assert "--override data goes on with this one" in told
+    assert "--override data continues with this one" in told
     assert contents(copy) == before
     code, told = pretrain(tiny_recipe_folder, other, copy, "--override", "data")
     assert code == 0
@@ -128,7 +128,7 @@ def test_a_run_goes_on_with_other_settings_where_that_is_asked_for(
     lower = ["--set", "phases.1.deepspeed.optimizer.params.lr=0.001"]
     code, told = pretrain(tiny_recipe_folder, tiny_data, copy, *lower)
     assert code == 2
-    assert "--override settings goes on with these" in told
+    assert "--override settings continues with these" in told
     code, told = pretrain(
         tiny_recipe_folder, tiny_data, copy, *lower, "--override", "settings", "data"
     )
