@@ -1,4 +1,4 @@
-"""The tensors of one micro batch, as the data reader makes them and the model takes them.
+"""The tensors of one micro batch, which the data reader makes and the model takes.
 
 Legend: B sequences, S tokens of the longest row (rounded up), T tokens of all rows, P masked
 positions of all rows.
@@ -12,59 +12,53 @@ if TYPE_CHECKING:
     import torch
 
 NO_PAIR_LABEL = -100
-"""Label of a row that is a single segment; losses and counts leave it out, as torch's do."""
+"""Label of a row that is a single segment; losses and counts ignore it, as torch's do."""
 
 
 class PretrainingBatch(NamedTuple):
-    """One micro batch of pre-masked sequences, padded at the right.
-
-    Attributes:
-        input_ids: int64 [B, S], masks applied; padding is piece 0 ([PAD]).
-        token_type_ids: int64 [B, S], 0 for segment A and padding, 1 for segment B.
-        attention_mask: bool [B, S], True on real tokens.
-        masked_lm_positions: int64 [P], index of each masked token in the flattened [B * S].
-        masked_lm_ids: int64 [P], the piece that stood there.
-        next_sentence_label: int64 [B], 0 true next (or in order), 1 random (or swapped),
-            `NO_PAIR_LABEL` where the row is a single segment.
-    """
+    """One micro batch of masked sequences, padded at the right."""
 
     input_ids: torch.Tensor
+    """int64 [B, S], pieces with masks applied; padding is piece 0 ([PAD])."""
     token_type_ids: torch.Tensor
+    """int64 [B, S], 0 for segment A and padding, 1 for segment B."""
     attention_mask: torch.Tensor
+    """bool [B, S], True on real tokens."""
     masked_lm_positions: torch.Tensor
+    """int64 [P], index of each masked token in the flattened [B * S]."""
     masked_lm_ids: torch.Tensor
+    """int64 [P], the pieces before masking."""
     next_sentence_label: torch.Tensor
+    """int64 [B], 0 true next (or in order), 1 random (or swapped), `NO_PAIR_LABEL` where the row is
+    a single segment."""
 
     def to(self, device: torch.device) -> PretrainingBatch:
-        """The same batch on `device`; copies do not block where the memory is pinned."""
+        """Return the batch on `device`; copies from pinned memory do not block."""
         return PretrainingBatch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
 
 class PackedBatch(NamedTuple):
-    """The same rows end to end, as attention without padding takes them.
-
-    Attributes:
-        input_ids: int64 [T], masks applied.
-        token_type_ids: int64 [T], 0 for segment A, 1 for segment B.
-        position_ids: int64 [T], place of each token in its row.
-        cu_seqlens: int32 [B + 1], where each row begins, and T.
-        max_seqlen: tokens of the longest row.
-        masked_lm_positions: int64 [P], index of each masked token in [T].
-        masked_lm_ids: int64 [P], the piece that stood there.
-        next_sentence_label: int64 [B], as in `PretrainingBatch`.
-    """
+    """One micro batch of masked sequences end to end, for attention without padding."""
 
     input_ids: torch.Tensor
+    """int64 [T], pieces with masks applied."""
     token_type_ids: torch.Tensor
+    """int64 [T], 0 for segment A, 1 for segment B."""
     position_ids: torch.Tensor
+    """int64 [T], place of each token in its row."""
     cu_seqlens: torch.Tensor
+    """int32 [B + 1], where each row begins, and T."""
     max_seqlen: int
+    """Tokens of the longest row, or a bound on them."""
     masked_lm_positions: torch.Tensor
+    """int64 [P], index of each masked token in [T]."""
     masked_lm_ids: torch.Tensor
+    """int64 [P], the pieces before masking."""
     next_sentence_label: torch.Tensor
+    """int64 [B], as in `PretrainingBatch`."""
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same batch on `device`; copies do not block where the memory is pinned."""
+        """Return the batch on `device`; copies from pinned memory do not block."""
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.to(device, non_blocking=True)
@@ -82,4 +76,4 @@ class PackedBatch(NamedTuple):
 
 
 Batch = PretrainingBatch | PackedBatch
-"""What the model takes; the same rows give the same losses, to rounding."""
+"""The two layouts that the model takes; the same rows give the same losses, up to rounding."""

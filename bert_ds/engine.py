@@ -1,9 +1,11 @@
-"""The DeepSpeed engine behind the few calls that training makes of it.
+"""The DeepSpeed engine behind the few calls that training makes; the only importer of deepspeed.
 
-The only module (with `checkpoint` and `optim.zero_layout`) that imports deepspeed. Losses come in
-as sums and leave as gradients of the loss of the *global* batch: DeepSpeed averages gradients over
-ranks, so a micro batch's loss is multiplied by the world size before, and its own division by the
-accumulation steps is switched off.
+Hard here is the scale of the gradients. An update's gradient is that of the loss of the *global*
+batch, sums divided by counts over all ranks. DeepSpeed averages gradients over the ranks, so a
+micro batch's loss is multiplied by the world size first, and DeepSpeed's own division by the
+accumulation steps is switched off. What must not change: every rank makes the same number of calls
+of `micro_step` in an update and marks the same one as the last, since gradients are exchanged in
+them.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ _SCALER_KEYS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 class TrainEngine:
     """One phase's DeepSpeed engine.
 
-    A caller computes each micro batch with `micro_step`, at most as many as the accumulation asks
-    for; the last of them applies the update.
+    A caller computes each micro batch with `micro_step`, at most `gradient_accumulation_steps` of
+    them per update; the last one applies the update.
     """
 
     def __init__(
@@ -48,11 +50,11 @@ class TrainEngine:
         """Wrap model and optimizer.
 
         Args:
-            model: on its device, the same weights on every rank.
-            optimizer: over the model's parameters.
-            deepspeed_config: as made by `DeepSpeedConfig.for_engine`.
+            model: the model, on its device, with equal weights on all ranks.
+            optimizer: the optimizer of the model's parameters.
+            deepspeed_config: the result of `DeepSpeedConfig.for_engine`.
             world: this rank; torch.distributed is initialised.
-            max_skipped_in_a_row: updates that may overflow one after the other under fp16.
+            max_skipped_in_a_row: consecutive updates that may overflow under fp16.
         """
         deepspeed = import_deepspeed()
         self.model = model
@@ -72,12 +74,12 @@ class TrainEngine:
             self._watch = OverflowWatch(model, max_skipped_in_a_row, lowest_scale)
 
     def micro_step(self, batch: Batch, num_answers: NumAnswers, *, is_last: bool) -> Sums:
-        """Forward and backward of one micro batch; after the last one of an update, the update.
+        """Compute forward and backward of a micro batch; the last one applies the update.
 
         Args:
             batch: the micro batch, on the engine's device.
             num_answers: answers of each term in the whole update, all ranks.
-            is_last: whether it is the update's last; the same on all ranks.
+            is_last: whether it is the last one of the update; equal on all ranks.
 
         Returns:
             The micro batch's sums, detached, still on the device.
@@ -100,7 +102,7 @@ class TrainEngine:
     def _step(self, is_last: bool) -> None:
         try:
             self._engine.step()
-        except Exception as err:  # DeepSpeed 0.19.8 has no class of its own for it
+        except Exception as err:  # DeepSpeed 0.19.8 raises a plain Exception
             if "loss scale already at minimum" not in str(err):
                 raise
             raise self._overflow_error("at the lowest loss scale (fp16.min_loss_scale)") from err
@@ -119,70 +121,73 @@ class TrainEngine:
         )
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Learning rate of the next update, for all parameter groups."""
+        """Set the learning rate of the coming updates, for all parameter groups."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
 
     @property
     def was_update_applied(self) -> bool:
-        """Whether the last update moved the weights, the same on every rank.
+        """Whether the last update moved the weights; equal on all ranks.
 
         DeepSpeed 0.19.8 skips an update whose gradients are not finite: under fp16, and in any
-        precision at ZeRO 1 to 3 (in bf16 at stage 3 alone, unless `bf16.check_grad_overflow`).
+        precision at ZeRO 1 to 3 (in bf16 only at stage 3, unless `bf16.check_grad_overflow`).
         """
         return bool(self._engine.was_step_applied())
 
     @property
     def loss_scale(self) -> float | None:
-        """The loss scale of fp16, or None where there is none."""
+        """Loss scale of fp16; None in other precisions."""
         return float(self._engine.optimizer.loss_scale) if self._engine.fp16_enabled() else None
 
     def grad_norm(self) -> torch.Tensor | None:
-        """Global gradient norm of the last update before clipping; scalar on the device."""
+        """Return the last update's global gradient norm before clipping, a scalar on the device."""
         if not self.optimizer.layout.is_sharded:
             return self.optimizer.last_grad_norm()
         norm = self._engine.get_global_grad_norm()
         if norm is None:
             return None
-        # DeepSpeed 0.19.8 gives a tensor on its device, or a Python float after a skipped update.
+        # DeepSpeed 0.19.8 returns a tensor on its device, or a float after a skipped update.
         return torch.as_tensor(norm, dtype=torch.float64, device=self._engine.device)
 
     def norms(self) -> LastNorms | None:
-        """LAMB's norms and trust ratios of the last update, on the device; None if skipped."""
+        """Return the last update's norms and trust ratios, on the device; None if skipped."""
         return self.optimizer.last_norms() if self.was_update_applied else None
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Float32 weights by parameter name; under ZeRO all ranks call it, rank 0 gets them."""
+        """Return float32 weights by parameter name; under ZeRO all ranks call, rank 0 gets them."""
         layout = self.optimizer.layout
         if not layout.is_sharded:
             return dict(self.model.named_parameters())
         return layout.gather({id(shard.tensor): shard.tensor.detach() for shard in layout.shards})
 
     def load_master_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Give ZeRO's float32 shards their full precision back.
+        """Set ZeRO's float32 shards to weights of full precision.
 
-        The engine made them from the model's weights, which under fp16 and bf16 are rounded.
+        The engine made the shards from the model's weights, which are rounded under fp16 and bf16.
         """
         layout = self.optimizer.layout
         if layout.is_sharded:
             layout.scatter(weights, {id(s.tensor): s.tensor.detach() for s in layout.shards})
 
     def scaler_state(self) -> dict[str, float]:
-        """State of dynamic loss scaling; empty where there is none."""
+        """Return the state of dynamic loss scaling; empty in other precisions than fp16."""
         if not self._engine.fp16_enabled():
             return {}
         scaler = self._engine.optimizer.loss_scaler
         return {key: getattr(scaler, key) for key in _SCALER_KEYS if hasattr(scaler, key)}
 
     def load_scaler_state(self, state: dict[str, float]) -> None:
-        """Set dynamic loss scaling to a saved state; nothing to do where there is none."""
+        """Set dynamic loss scaling to a saved state; do nothing in other precisions than fp16."""
         if self._engine.fp16_enabled():
             for key, value in state.items():
                 setattr(self._engine.optimizer.loss_scaler, key, value)
 
     @contextmanager
     def evaluating(self) -> Iterator[Callable[[Batch], Sums]]:
-        """Without dropout, and with what computes a batch; all ranks call it as often."""
+        """Switch dropout off, and yield the function that computes a batch.
+
+        Under ZeRO 3 all ranks must call that function equally often.
+        """
         self._engine.eval()
         try:
             yield self._engine
@@ -195,7 +200,7 @@ class TrainEngine:
         return bool(self._engine.zero_optimization_partition_weights())
 
     def destroy(self) -> None:
-        """Release what DeepSpeed holds; neither the engine nor its model can be used afterwards."""
+        """Release DeepSpeed's objects; neither the engine nor its model can be used afterwards."""
         is_partitioned = self.is_partitioned
         self._engine.destroy()
         del self._engine
@@ -230,7 +235,7 @@ def _release_stage_3(model: torch.nn.Module) -> None:
 
 
 def check_precision(phase: str, precision: str) -> None:
-    """Refuse half precision that DeepSpeed cannot compute in here, before anything is built.
+    """Refuse a precision that DeepSpeed does not support on this machine.
 
     Args:
         phase: name of the phase, for the message.
@@ -249,7 +254,7 @@ def check_precision(phase: str, precision: str) -> None:
 
 
 def accelerator_support() -> tuple[str, dict[str, bool]]:
-    """What DeepSpeed computes on here, and in which precisions."""
+    """Return the accelerator that DeepSpeed uses here, and whether it supports each precision."""
     accelerator = import_deepspeed().accelerator.get_accelerator()
     supports = {
         "fp32": True,
@@ -260,11 +265,11 @@ def accelerator_support() -> tuple[str, dict[str, bool]]:
 
 
 def import_deepspeed() -> Any:
-    """Import DeepSpeed, quiet, and without its wish to compile at the first start.
+    """Import DeepSpeed without its log lines and without compilation at the first start.
 
     On CPUs DeepSpeed 0.19.8 builds a shared-memory collective when a process group is wrapped
-    (40 to 70 seconds, needs a C++ compiler, leaves files in /dev/shm). Training never calls it: it
-    serves inference alone. So it is marked as not available.
+    (40 to 70 seconds, needs a C++ compiler, leaves files in /dev/shm). Training never calls it, it
+    is for inference only, so it is marked as not available.
     """
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -272,12 +277,12 @@ def import_deepspeed() -> Any:
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.utils.logger.setLevel(logging.WARNING)
-    # The optimizer that it does not know is our LAMB, which is bound to its layout and tested.
+    # DeepSpeed calls our LAMB an untested optimizer; it is bound to the layout and tested here.
     deepspeed.utils.logger.addFilter(lambda record: "untested" not in record.getMessage())
     # torch 2.13 deprecates collectives that DeepSpeed 0.19.8 calls in every update.
     warnings.filterwarnings(
         "ignore", message=r"`torch\.distributed\.\w+_tensor` is deprecated", category=FutureWarning
     )
-    # torch 2.13 says so of all nested tensors, also of jagged ones, which it recommends.
+    # torch 2.13 warns about all nested tensors, even jagged ones, which it recommends.
     warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype")
     return deepspeed

@@ -1,4 +1,4 @@
-"""A trained model and its tokenizer out of a run folder, to be used, exported or evaluated."""
+"""Loads a trained model and its tokenizer from a run folder, and fills masks with them."""
 
 from __future__ import annotations
 
@@ -8,33 +8,39 @@ from pathlib import Path
 import torch
 from tokenizers import BertWordPieceTokenizer
 
+from bert_ds.batch import NO_PAIR_LABEL, PretrainingBatch
+from bert_ds.checkpoint import pointers
 from bert_ds.checkpoint.content import Checkpoint, check_files, load_checkpoint, load_weights
 from bert_ds.checkpoint.store import newest_checkpoint
 from bert_ds.errors import CheckpointError, DataError
 from bert_ds.model.families import PretrainingModel, family_of, family_of_folder
+from bert_ds.model.family import Family
 from bert_ds.model.hf_tokenizer import read_tokenizer
 from bert_ds.train.run_folder import RunFolder, open_run
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The newest weights of a run.
-
-    Attributes:
-        model: on the CPU, in evaluation mode.
-        folder: the run.
-        checkpoint: what the weights came from; without the optimizer's tensors.
-        lowercase, strip_accents: how text is normalised before it is cut into pieces.
-    """
+    """A run's model with the weights of one of its checkpoints."""
 
     model: PretrainingModel
+    """The model, on the CPU, in evaluation mode."""
     folder: RunFolder
+    """The run folder."""
     checkpoint: Checkpoint
+    """The checkpoint of the weights, without the optimizer's tensors."""
     lowercase: bool
+    """Whether text is lowercased before it is cut into pieces."""
     strip_accents: bool
+    """Whether accents are stripped before text is cut into pieces."""
+
+    @property
+    def family(self) -> Family:
+        """The family of the network, which exports it."""
+        return family_of(self.model.config)
 
     def tokenizer(self) -> BertWordPieceTokenizer:
-        """The tokenizer that the training data was made with."""
+        """Return the tokenizer that the training data was made with."""
         return BertWordPieceTokenizer(
             str(self.folder.vocabulary), lowercase=self.lowercase, strip_accents=self.strip_accents
         )
@@ -42,23 +48,22 @@ class TrainedModel:
 
 @dataclass(frozen=True)
 class UsableModel:
-    """What a text is given to.
-
-    Attributes:
-        model: on the CPU, in evaluation mode.
-        tokenizer: that of its training data.
-    """
+    """A model and its tokenizer, which together take a text."""
 
     model: PretrainingModel
+    """The model, on the CPU, in evaluation mode."""
     tokenizer: BertWordPieceTokenizer
+    """The tokenizer of its training data."""
 
 
 @dataclass(frozen=True)
 class Guess:
-    """One piece that could stand in a masked place, with the model's probability for it."""
+    """One piece that could stand in a masked place."""
 
     piece: str
+    """The piece of the vocabulary."""
     probability: float
+    """The model's probability for it."""
 
 
 def load_trained(path: Path, which: str = "latest") -> TrainedModel:
@@ -66,10 +71,10 @@ def load_trained(path: Path, which: str = "latest") -> TrainedModel:
 
     Args:
         path: the run folder.
-        which: `latest`, the newest whole one, or `best`.
+        which: `latest`, the newest whole checkpoint, or `best`.
 
     Raises:
-        CheckpointError: no run there, or it has no such checkpoint.
+        CheckpointError: the folder holds no run, or the run has no such checkpoint.
     """
     folder, config = open_run(path)
     if which == "best":
@@ -77,7 +82,7 @@ def load_trained(path: Path, which: str = "latest") -> TrainedModel:
     else:
         newest, _ = newest_checkpoint(folder.checkpoints, with_optimizer=False)
         if newest is None:
-            raise CheckpointError(f"{path} has no checkpoint yet; let the run come to its first")
+            raise CheckpointError(f"{path} has no checkpoint yet; wait until the run writes one")
         found = newest
     model = family_of(config.model).build(config.model)
     checkpoint = load_checkpoint(found, with_optimizer=False)
@@ -89,23 +94,26 @@ def load_trained(path: Path, which: str = "latest") -> TrainedModel:
 
 
 def _best_of(folder: RunFolder) -> Path:
-    pointer = folder.checkpoints / "best"
-    if not pointer.is_file():
+    found = pointers.best(folder.checkpoints)
+    if found is None:
         raise CheckpointError(
             f"{folder.path} has no best checkpoint; runs keep one with evaluation.every_steps and "
             "checkpoint.keep_best=true"
         )
-    found = folder.checkpoints / pointer.read_text().strip()
     check_files(found, with_optimizer=False)
     return found
 
 
 @torch.no_grad()
 def load_usable(path: Path, which: str = "latest") -> UsableModel:
-    """Load weights of a run, `latest` or `best`, or those of a Hugging Face folder.
+    """Load the model of a run or of a Hugging Face folder, with its tokenizer.
+
+    Args:
+        path: the folder.
+        which: the checkpoint of a run, `latest` or `best`.
 
     Raises:
-        CheckpointError: there is neither there, or a folder without a masked language model's head.
+        CheckpointError: the folder is neither, or has no masked language model's head.
     """
     if not (path / "model.safetensors").exists() and not (path / "pytorch_model.bin").exists():
         trained = load_trained(path, which)
@@ -114,11 +122,11 @@ def load_usable(path: Path, which: str = "latest") -> UsableModel:
     missing = [name for name in imported.missing if name.startswith("cls.predictions.")]
     if missing:
         raise CheckpointError(
-            f"{path} has no masked language model's head ({missing[0]} is not there); take a "
-            "folder of PretrainingModel or BertForMaskedLM"
+            f"{path} has no masked language model's head ({missing[0]} is missing); take a folder "
+            "of BertForPreTraining or BertForMaskedLM"
         )
     model = family_of(imported.config).build(imported.config)
-    model.load_state_dict(imported.weights, strict=False)  # without a pooler it may be
+    model.load_state_dict(imported.weights, strict=False)  # the pooler may be missing
     tokenizer = BertWordPieceTokenizer(
         {piece: index for index, piece in enumerate(cut.pieces)},
         lowercase=cut.lowercase,
@@ -129,18 +137,18 @@ def load_usable(path: Path, which: str = "latest") -> UsableModel:
 
 @torch.no_grad()
 def fill_mask(usable: UsableModel, text: str, top_k: int) -> list[list[Guess]]:
-    """The likeliest pieces for every [MASK] in a text.
+    """Return the most likely pieces for every [MASK] in a text.
 
     Args:
         usable: model and tokenizer.
-        text: one or more `[MASK]` in it.
-        top_k: guesses a place.
+        text: a text with one or more `[MASK]`.
+        top_k: guesses per masked place.
 
     Returns:
-        A list a masked place, best guess first.
+        One list per masked place, best guess first.
 
     Raises:
-        DataError: there is no [MASK] in the text, or it is longer than the model takes.
+        DataError: the text has no [MASK], or it is longer than the model allows.
     """
     tokenizer = usable.tokenizer
     encoded = tokenizer.encode(text)
@@ -152,9 +160,16 @@ def fill_mask(usable: UsableModel, text: str, top_k: int) -> list[list[Guess]]:
     if len(encoded.ids) > longest:
         raise DataError(f"the text has {len(encoded.ids)} pieces, the model takes {longest}")
     input_ids = torch.tensor([encoded.ids])
-    is_real = torch.ones_like(input_ids, dtype=torch.bool)
-    states = usable.model.encode_padded(input_ids, torch.zeros_like(input_ids), is_real)[0]
-    scores = usable.model.score_vocabulary(states[positions])[:, : usable.model.vocab_size]
+    batch = PretrainingBatch(
+        input_ids=input_ids,
+        token_type_ids=torch.zeros_like(input_ids),
+        attention_mask=torch.ones_like(input_ids, dtype=torch.bool),
+        masked_lm_positions=torch.tensor(positions),
+        masked_lm_ids=input_ids[0, positions],
+        next_sentence_label=torch.tensor([NO_PAIR_LABEL]),
+    )
+    states = usable.model.encode(batch).tokens[positions]
+    scores = usable.model.score_vocabulary(states)[:, : usable.model.vocab_size]
     best = scores.float().softmax(dim=-1).topk(min(top_k, scores.shape[-1]))
     return [
         [Guess(tokenizer.id_to_token(piece), p) for piece, p in zip(ids, values, strict=True)]

@@ -1,1 +1,1 @@
-"""Rows from shards to tensors: their order, their reading, and the batches of each rank."""
+"""Turns rows of shards into tensors: their order, their reading, and the batches of each rank."""

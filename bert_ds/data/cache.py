@@ -1,9 +1,9 @@
 """Copies of shards on a local disk, for datasets that lie on a slow file system.
 
-A shard is copied whole when a block of it is read first: into
-`<cache>/<fingerprint>/.<shard>.partial`, which is locked meanwhile, then renamed. So processes of
-one host may share a cache: the second one waits for the copy and uses it. A process that is
-killed leaves a partial file without a lock, which the next one removes. Nothing else is ever
+A shard is copied whole when a block of it is read for the first time. The copy is written to
+`<cache>/<fingerprint>/.<shard>.partial`, which is locked meanwhile, and renamed when complete.
+Processes of one host may share a cache: the second one waits for the copy and uses it. A process
+that is killed leaves a partial file without a lock, which the next one removes. Nothing else is
 removed: folders of datasets that are no longer used can be deleted by hand. A copy that is not the
 shard of its name is made again.
 """
@@ -33,9 +33,9 @@ class ShardCache:
         """Make the cache's folder, and remove partial copies of killed processes.
 
         Args:
-            cache_dir: holds the copies of all datasets.
+            cache_dir: folder for the copies of all datasets.
             folder: the dataset's folder.
-            manifest: of the dataset.
+            manifest: the dataset's manifest.
         """
         self._original_folder = folder
         self._manifest = manifest
@@ -49,13 +49,13 @@ class ShardCache:
             self._give_up(err)
 
     def path_of(self, shard: ShardEntry) -> Path:
-        """Return where to read a shard: its copy, made where there is none, or the shard itself.
+        """Return where to read a shard: its copy, made if there is none, or the shard itself.
 
-        The shard itself is read where it cannot be copied, for example because the disk is full;
-        that is logged once, and no further copies are tried.
+        The shard itself is read if it cannot be copied, for example because the disk is full; that
+        is logged once, and no further copies are tried.
 
         Raises:
-            DataError: the shard to be copied is not the one that the manifest names.
+            DataError: the shard to copy is not the one that the manifest describes.
         """
         copy = self._folder / shard.file
         if is_shard(copy, shard):
@@ -73,7 +73,13 @@ class ShardCache:
         return copy
 
     def _copy_once(self, original: Path, copy: Path, shard: ShardEntry) -> None:
-        """Copy a file, or wait for another process that does, until the copy is there."""
+        """Copy a file, or wait until another process has copied it.
+
+        Two races are hard here. A process that waits for the lock may get it on a file that the
+        other one has renamed or removed since, so it compares the open file with the one at the
+        path and starts over. And the copy appears under its own name only when it is complete, so
+        that no reader needs the lock.
+        """
         partial = copy.with_name(f".{copy.name}.partial")
         while not is_shard(copy, shard):
             with partial.open("ab") as file:
@@ -93,7 +99,7 @@ class ShardCache:
     def _give_up(self, err: OSError) -> None:
         self._is_given_up = True
         log.warning(
-            "data.cache_dir: cannot copy shards to %s (%s); those that are not there are read "
+            "data.cache_dir: cannot copy shards to %s (%s); shards that are not there are read "
             "from %s", self._folder, err.strerror or err, self._original_folder,
         )  # fmt: skip
 
@@ -109,7 +115,7 @@ def _fill(file: BinaryIO, original: Path) -> None:
 def _remove_if_left_behind(partial: Path) -> None:
     """Remove a partial copy that no process is writing."""
     try:
-        with partial.open("r+b") as file:  # never makes one
+        with partial.open("r+b") as file:  # does not create the file
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(file, partial):
                 partial.unlink()

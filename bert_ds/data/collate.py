@@ -1,4 +1,12 @@
-"""From ragged rows to the tensors of a micro batch, padded or packed.
+"""Turns ragged rows into the tensors of a micro batch, padded or packed.
+
+Hard here is packing. All rows of a micro batch lie end to end in one sequence of tokens, and
+`cu_seqlens` alone separates them: it holds the start of each row and the end of the last one, and
+attention, position embeddings and the pooler go by it. If a packed micro batch is filled up to a
+fixed size, the padding is cut into rows as well, none longer than `max_seqlen`, so that attention's
+cost is bounded. Such a row has no masked position and NO_PAIR_LABEL, so no loss sees it. What must
+not change: masked positions count from the first token of the first row, and every token belongs to
+exactly one row.
 
 Legend: B rows, S longest row rounded up to a multiple of 8, T tokens of all rows, P masked
 positions of all rows.
@@ -16,13 +24,13 @@ from bert_ds.data.row_copy import starts_of
 from data_prep.contract.compiled import compiled
 from data_prep.contract.format import Block, IntArray, UnsignedArray
 
-_LENGTH_MULTIPLE = 8  # tensor cores want multiples of 8; on CPU it costs nothing measurable
+_LENGTH_MULTIPLE = 8  # tensor cores need multiples of 8; on CPUs it costs nothing measurable
 
 _Int64Array = npt.NDArray[np.int64]
 
 
 def lay_out(block: Block, layout: BatchLayout) -> Batch:
-    """The rows of a block, at least 1, as one micro batch; packed ones are not filled up."""
+    """Return the rows of a block, at least 1, as one micro batch that is not filled up."""
     return collate(block) if layout == "padded" else pack(block)
 
 
@@ -33,7 +41,7 @@ def collate(block: Block) -> PretrainingBatch:
         block: B rows, at least 1.
 
     Returns:
-        Tensors on the CPU, shapes as documented in `PretrainingBatch`.
+        Tensors on the CPU with the shapes of `PretrainingBatch`.
     """
     starts = starts_of(block.length)
     width = -(-int(block.length.max()) // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
@@ -56,13 +64,13 @@ def pack(block: Block, num_tokens: int | None = None, longest: int | None = None
     """Lay the rows of a block end to end.
 
     Args:
-        block: B rows, at least 1 where it is not filled up.
-        num_tokens: tokens to fill it up to, with rows of padding that no loss looks at; None for
-            as many as there are.
-        longest: tokens of the longest row that there may be; None for the longest that there is.
+        block: B rows, at least 1 if `longest` is None.
+        num_tokens: tokens to fill the micro batch up to, with rows of padding that no loss sees;
+            None for no padding.
+        longest: the bound on a row's tokens; None for the length of the longest row.
 
     Returns:
-        Tensors on the CPU, shapes as documented in `PackedBatch`.
+        Tensors on the CPU with the shapes of `PackedBatch`.
     """
     starts = starts_of(block.length)
     longest = int(block.length.max()) if longest is None else longest
@@ -90,13 +98,13 @@ def pack(block: Block, num_tokens: int | None = None, longest: int | None = None
 
 
 def _flat_positions(block: Block, row_starts: IntArray) -> _Int64Array:
-    """Masked positions counted over all rows, int64 [P]."""
+    """Return the masked positions, counted over all rows, int64 [P]."""
     positions = np.repeat(row_starts, block.num_predictions) + block.masked_lm_positions
     return positions.astype(np.int64, copy=False)
 
 
 def _labels(block: Block) -> _Int64Array:
-    """Pair labels, int64 [B]."""
+    """Return the pair labels, int64 [B]."""
     if block.pair_label is None:
         return np.full(len(block), NO_PAIR_LABEL, np.int64)
     return block.pair_label.astype(np.int64)
@@ -111,7 +119,7 @@ def _pad(
     token_type_ids: _Int64Array,
     is_real: npt.NDArray[np.bool_],
 ) -> None:
-    """Fills the last three, all [B, S]."""
+    """Fill the last three arrays, all [B, S]."""
     for row in range(len(segment_a_length)):
         start, length = starts[row], starts[row + 1] - starts[row]
         of_a = segment_a_length[row]
@@ -132,7 +140,7 @@ def _lay(
     input_ids: _Int64Array,
     token_type_ids: _Int64Array,
 ) -> None:
-    """Fills the beginning of the last two, [T] or longer, which hold zeros."""
+    """Fill the first T places of the last two arrays, which hold zeros."""
     input_ids[: len(tokens)] = tokens
     for row in range(len(segment_a_length)):
         begin_of_b = starts[row] + np.int64(segment_a_length[row])
@@ -141,7 +149,7 @@ def _lay(
 
 @compiled
 def _count(starts: IntArray, position_ids: _Int64Array) -> None:
-    """Fills the last, [T], with the place of each token in its row."""
+    """Fill `position_ids`, [T], with the place of each token in its row."""
     for row in range(len(starts) - 1):
         for place in range(starts[row], starts[row + 1]):
             position_ids[place] = place - starts[row]

@@ -1,10 +1,10 @@
-"""Check that a file is the shard that a manifest names: cheap enough to ask of every shard.
+"""Checks that a file is the shard that a manifest describes, cheaply enough for every shard.
 
-A shard in another's place has the same size where the two are equally large, and every block of it
-is whole, so neither shows the mistake. The manifest holds a checksum of each block's field
-checksums, and a block ends with its field checksums: one read of a kibibyte, at the end of a
-shard's first block, tells it from any other shard of this or another dataset. The other blocks are
-checked as they are read (`bert_ds.data.reader`); `bert-prep verify` reads all of every shard.
+A shard in another one's place may have the right size, and all its blocks are whole, so neither
+shows the mistake. The manifest holds a checksum of each block's field checksums, and a block ends
+with its field checksums: one read of a kibibyte, at the end of the first block, distinguishes a
+shard from any other shard of this or another dataset. The other blocks are checked as they are read
+(`bert_ds.data.reader`); `bert-prep verify` reads every shard completely.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from bert_ds.errors import DataError
 from data_prep.contract.format import ENDING_BYTES, checksum_of_ending
 from data_prep.contract.manifest import SPLITS, Manifest, ShardEntry
 
-_THREADS = 16  # a parallel file system answers many at a time, each after milliseconds
+_THREADS = 16  # a parallel file system answers many requests at a time, each after milliseconds
 
 
 def check_shards(folder: Path, manifest: Manifest, part: int = 0, num_parts: int = 1) -> None:
-    """Check that shards are there, have their sizes and are those of the manifest.
+    """Check that shards exist, have the right size and are those of the manifest.
 
     Args:
         folder: the dataset folder.
-        manifest: of the dataset.
+        manifest: the dataset's manifest.
         part: which shards to check: those whose number is this modulo `num_parts`.
-        num_parts: how many processes share the work.
+        num_parts: number of processes that share the work.
 
     Raises:
-        DataError: names the first shard that is not what it should be, and what it is.
+        DataError: a shard is wrong; the message names the first one, and what the file is.
     """
     shards = _all_shards(manifest)[part::num_parts]
 
@@ -56,9 +56,9 @@ def shard_fault(path: Path, shard: ShardEntry, manifest: Manifest) -> str | None
     """Return what is wrong with a file that should be this shard, and how to fix it, or None.
 
     Args:
-        path: where it is read.
-        shard: what it should be.
-        manifest: of the dataset, to name another shard of it.
+        path: the file.
+        shard: the shard that it should be.
+        manifest: the dataset's manifest, to recognise another shard of it.
     """
     try:
         size, checksum = _look(path, shard)
@@ -80,21 +80,21 @@ def wrong_shard(path: Path, shard: ShardEntry, manifest: Manifest) -> str:
     """Return the message about a file that holds other blocks than this shard's.
 
     Args:
-        path: where it is read.
-        shard: what it should be.
-        manifest: of the dataset, to name another shard of it.
+        path: the file.
+        shard: the shard that it should be.
+        manifest: the dataset's manifest, to recognise another shard of it.
     """
     other = _shard_in(path, shard, manifest)
     if other is not None:
         return (
             f"shard {path} holds {other.file} of the same dataset: it was renamed, or copied to "
             "another name. Give every shard its own name again, or prepare the dataset again; "
-            "`bert-prep verify` checks all of it"
+            "`bert-prep verify` checks the whole dataset"
         )
     return (
         f"shard {path} does not hold the blocks of its manifest, nor is it another shard of this "
         "dataset: it is of another one, or was changed. Restore it or prepare the dataset again; "
-        "`bert-prep verify` checks all of it"
+        "`bert-prep verify` checks the whole dataset"
     )
 
 
@@ -103,7 +103,7 @@ def _all_shards(manifest: Manifest) -> Sequence[ShardEntry]:
 
 
 def _look(path: Path, shard: ShardEntry) -> tuple[int, int | None]:
-    """Return a file's size, and the checksum of what lies where a shard's first block should."""
+    """Return a file's size, and the checksum of its bytes where the first block should be."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         return os.fstat(descriptor).st_size, _first_checksum(descriptor, shard)
@@ -112,7 +112,7 @@ def _look(path: Path, shard: ShardEntry) -> tuple[int, int | None]:
 
 
 def _first_checksum(descriptor: int, shard: ShardEntry) -> int | None:
-    """Return the checksum of a shard's first block; None where that is no block."""
+    """Return the checksum of a shard's first block; None if those bytes are no block."""
     first = shard.blocks[0]
     size = min(ENDING_BYTES, first.size)
     try:
@@ -122,7 +122,7 @@ def _first_checksum(descriptor: int, shard: ShardEntry) -> int | None:
 
 
 def _shard_in(path: Path, expected: ShardEntry, manifest: Manifest) -> ShardEntry | None:
-    """Return the other shard of the dataset that a file holds."""
+    """Return the other shard of the dataset that a file holds; None if it holds none."""
     for shard in _all_shards(manifest):
         if shard.file != expected.file and is_shard(path, shard):
             return shard

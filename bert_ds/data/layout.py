@@ -1,9 +1,11 @@
-"""One rank's rows of one update as micro batches, in the layout that a run asks for.
+"""Cuts one rank's rows of one update into micro batches, in the layout that a run asks for.
 
-`unpadded` and `padded` cut the rows in stream order, so many rows a micro batch. `packed` fills
-each micro batch up to the tokens of that many full rows, by first-fit in order of falling length
-(Johnson 1973, "Near-optimal bin packing algorithms"): fewer micro batches, all of one shape. Which
-row is computed with which changes no update, since its loss is that of all rows together.
+`unpadded` and `padded` cut the rows in stream order into micro batches of `micro_batch_size` rows.
+`packed` fills each micro batch up to the tokens of that many full rows, by first-fit in order of
+falling length (Johnson 1973, "Near-optimal bin packing algorithms"): fewer micro batches, all of
+one shape. Which rows are computed together does not change an update, since its loss is a mean over
+all its rows; and ranks may have different numbers of packed micro batches, which `train.counts`
+evens out with empty ones.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from data_prep.contract.format import Block, IntArray
 def micro_batches(
     rows: Block, layout: BatchLayout, micro_batch_size: int, sequence_length: int
 ) -> tuple[Batch, ...]:
-    """The rows of an update as micro batches.
+    """Cut the rows of an update into micro batches.
 
     Args:
-        rows: at least 1.
-        layout: how they lie.
+        rows: the rows, at least 1.
+        layout: how the rows of a micro batch lie.
         micro_batch_size: rows of a micro batch; packed, the full rows that it has room for.
         sequence_length: tokens of a full row; no row is longer.
 
     Returns:
-        ceil(rows / micro_batch_size) of them or, packed, at most as many.
+        ceil(rows / micro_batch_size) micro batches or, packed, at most that many.
     """
     if layout == "packed":
         capacity = micro_batch_size * sequence_length
@@ -45,7 +47,7 @@ def micro_batches(
 
 
 def empty_micro_batch(like: Block, micro_batch_size: int, sequence_length: int) -> Batch:
-    """A packed micro batch without a row: for a rank that has fewer than another one.
+    """Return a packed micro batch without rows, for a rank with fewer than another rank.
 
     Args:
         like: any rows of the dataset, for their dtypes.
@@ -57,14 +59,14 @@ def empty_micro_batch(like: Block, micro_batch_size: int, sequence_length: int) 
 
 
 def first_fit(lengths: IntArray, capacity: int) -> IntArray:
-    """Which micro batch each row goes to: the longest first, each to the first that has room.
+    """Assign rows to micro batches: the longest row first, each to the first that has room.
 
     Args:
-        lengths: int64 [n], tokens of each row, none above `capacity`.
+        lengths: int64 [n], tokens of each row, at most `capacity`.
         capacity: tokens that a micro batch has room for.
 
     Returns:
-        int64 [n], numbers of micro batches, from 0 without a gap.
+        int64 [n], the number of each row's micro batch, from 0 without a gap.
     """
     order = np.argsort(-lengths, kind="stable")
     places = np.empty(len(lengths), np.int64)
@@ -74,7 +76,7 @@ def first_fit(lengths: IntArray, capacity: int) -> IntArray:
 
 @compiled
 def _fit(lengths: IntArray, order: IntArray, capacity: int, places: IntArray) -> None:
-    """Fills `places`. Micro batches without room for the shortest row are not looked at again."""
+    """Fill `places`; skip the leading micro batches that have no room for the shortest row."""
     room = np.empty(len(lengths), np.int64)
     first_open = num_open = 0
     for row in order:

@@ -1,9 +1,8 @@
 """Masks that are made as rows are read, new ones in every epoch (Liu et al. 2019, section 4.1).
 
-For datasets that were prepared with `--masking none`. The masks of a row are a function of
-(dataset, seed, epoch, row of the dataset): world size, micro batch and a resume
-change nothing. Held-out rows always get the same masks, whatever the seed, so that evaluations
-compare.
+They are for datasets that were prepared with `--masking none`. The masks of a row are a function of
+(dataset, seed, epoch, row of the dataset) and do not depend on world size, micro batch or a resume.
+Held-out rows always get the same masks, whatever the seed, so that evaluations can be compared.
 
 Source: Liu et al. 2019, "RoBERTa: A Robustly Optimized BERT Pretraining Approach".
 """
@@ -26,29 +25,42 @@ from data_prep.contract.wordpiece import load_vocabulary
 
 
 def is_left_to_the_reader(manifest: Manifest) -> bool:
-    """Whether the rows of a dataset are not masked yet."""
+    """Return whether the rows of a dataset are to be masked as they are read."""
     return manifest.parameters.get("masking") == "none"
 
 
 def training_masks(folder: Path, manifest: Manifest, kind: MaskingKind, seed: int) -> DynamicMasks:
-    """What masks the rows of the training split under a run's seed."""
+    """Return the masks of the training split under a run's seed.
+
+    Args:
+        folder: the dataset's folder.
+        manifest: the dataset's manifest.
+        kind: whether single pieces or whole words are masked.
+        seed: the run's seed.
+    """
     return DynamicMasks(folder, manifest, kind, keyed_hash("train", manifest.fingerprint, seed))
 
 
 def held_out_masks(folder: Path, manifest: Manifest, kind: MaskingKind) -> DynamicMasks:
-    """What masks the rows of the held-out split; all of them belong to epoch 0."""
+    """Return the masks of the held-out split, all of whose rows belong to epoch 0.
+
+    Args:
+        folder: the dataset's folder.
+        manifest: the dataset's manifest.
+        kind: whether single pieces or whole words are masked.
+    """
     return DynamicMasks(folder, manifest, kind, keyed_hash("valid", manifest.fingerprint))
 
 
 class DynamicMasks:
-    """Masks rows of one split of a dataset."""
+    """Masks the rows of one split of a dataset."""
 
     def __init__(self, folder: Path, manifest: Manifest, kind: MaskingKind, key: int) -> None:
         """Read the vocabulary.
 
         Args:
             folder: the dataset's folder.
-            manifest: of the dataset.
+            manifest: the dataset's manifest.
             kind: whether single pieces or whole words are masked.
             key: 64 bits that all masks depend on.
 
@@ -66,11 +78,11 @@ class DynamicMasks:
         self._key = np.uint64(key)
 
     def applied_to(self, rows: Block, epochs: IndexArray, dataset_rows: IndexArray) -> Block:
-        """The same rows, masked.
+        """Return rows with masks.
 
         Args:
             rows: n rows without masks.
-            epochs: int64 [n], how often the dataset had been passed before each row.
+            epochs: int64 [n], the epoch of each row, from 0.
             dataset_rows: int64 [n], number of each row in its split, in manifest order.
         """
         keys = keyed_words(self._key, 0, epochs.astype(np.uint32), dataset_rows.astype(np.uint64))

@@ -3,11 +3,11 @@
 Every epoch holds every row once, in a new order: the blocks of all shards are permuted, neighbours
 in that permutation form a window, and the rows of a window are permuted. Preparation has already
 mixed rows within its buckets, so a window of a few blocks is enough, and a rank that needs some
-hundred rows of an update reads a few blocks, not the corpus.
+hundred rows of an update reads a few blocks and not the whole corpus.
 
-World size, micro batch, accumulation and the number of readers do not enter. Permutations sort
-raw Philox output, a stream that NumPy promises not to change, so that a run can be resumed under
-another NumPy.
+The order does not depend on world size, micro batch, accumulation or the number of readers.
+Permutations sort raw Philox output, a stream that NumPy promises not to change, so that a run can
+be resumed under another version of NumPy.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class WindowSlice:
     """Consecutive rows of the stream that lie in one window."""
 
     blocks: tuple[int, ...]
-    """The window's block numbers, in the order that their rows are counted."""
+    """The window's block numbers, in the order in which their rows are counted."""
     rows: IndexArray
     """Row numbers, int64 [n], within the concatenated blocks, in stream order."""
     epoch: int
-    """How often the dataset has been passed before."""
+    """The epoch, from 0."""
 
 
 class RowOrder:
@@ -48,8 +48,8 @@ class RowOrder:
 
         Args:
             block_counts: rows of each block, in manifest order.
-            seed: key of all permutations.
-            blocks_per_window: blocks whose rows are mixed.
+            seed: the key of all permutations.
+            blocks_per_window: blocks whose rows are mixed with each other.
         """
         self.block_counts = np.asarray(block_counts, dtype=np.int64)
         self._block_starts = np.cumsum(self.block_counts) - self.block_counts
@@ -79,7 +79,7 @@ class RowOrder:
         """Return the numbers of a slice's rows among all rows in manifest order; int64 [n]."""
         blocks = list(part.blocks)
         ends = np.cumsum(self.block_counts[blocks])
-        # Added to a number within the window, by block: the block's begin there and here.
+        # By block: its first row's number in manifest order less that within the window.
         shifts = self._block_starts[blocks] - (ends - self.block_counts[blocks])
         return np.asarray(part.rows + shifts[np.searchsorted(ends, part.rows, side="right")])
 
@@ -97,6 +97,6 @@ class RowOrder:
 
 
 def permutation(count: int, *key: int | str) -> IndexArray:
-    """Return a permutation of `count` numbers, int64 [count], a function of `key` alone."""
+    """Return a permutation of 0 to `count` - 1, int64 [count]; a function of `key` alone."""
     draws = np.random.Philox(key=keyed_bits(*key)).random_raw(count)
     return np.argsort(draws, kind="stable").astype(np.int64, copy=False)

@@ -1,8 +1,8 @@
-"""Blocks of a dataset folder by number, each with one `pread`; the last few windows are kept.
+"""Reads the blocks of a dataset by number, each with one `pread`, and keeps the last few windows.
 
-What the manifest says is believed only as far as it is checked: which shards these are when the
-dataset is opened, which block each is and all of its bytes when it is read. Checksums of whole
-shards are the business of `bert-prep verify`.
+The manifest is checked against the files: which shards they are when the dataset is opened, which
+block it is and all its bytes when a block is read. Checksums of whole shards are left to
+`bert-prep verify`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from data_prep.contract.format import Block, block_checksum, concatenate_blocks,
 from data_prep.contract.manifest import BlockEntry, Manifest, ShardEntry, load_manifest
 
 _NUM_WINDOWS_KEPT = 2
-_NUM_FILES_KEPT = 64  # open at a time; a process may have 1,024
+_NUM_FILES_KEPT = 64  # open at a time; a process may usually have 1,024
 
 
 def open_dataset(folder: Path, part: int = 0, num_parts: int = 1) -> Manifest:
-    """Load a manifest and check that its shards are there, and that each is the one it names.
+    """Load a manifest and check that its shards exist, and that each is the one it describes.
 
     Args:
         folder: the dataset folder.
-        part: of the shards, which this process looks at; see `check_shards`.
-        num_parts: processes that share the shards.
+        part: number of this process among those that share the check, from 0.
+        num_parts: number of processes that share the check.
 
     Raises:
-        DataError: no dataset there, or a shard is missing, of another size, or another one.
+        DataError: the folder holds no dataset, or a shard is missing, of another size, or another
+            shard.
     """
     try:
         manifest = load_manifest(folder)
@@ -45,8 +46,8 @@ def open_dataset(folder: Path, part: int = 0, num_parts: int = 1) -> Manifest:
 class BlockReader:
     """Random access to the blocks of one split.
 
-    Blocks are numbered over all shards in manifest order. The last windows that were asked for are
-    kept decoded, since consecutive updates read the same one.
+    Blocks are numbered over all shards in manifest order. The last windows are kept decoded, since
+    consecutive updates read the same one.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class BlockReader:
 
         Args:
             folder: the dataset folder.
-            manifest: of the dataset.
+            manifest: the dataset's manifest.
             split: `train` or `valid`.
-            cache: copies of its shards.
+            cache: copies of its shards; None to read the shards themselves.
         """
         self._folder = folder
         self._manifest = manifest
@@ -71,7 +72,7 @@ class BlockReader:
         self._windows: OrderedDict[tuple[int, ...], Window] = OrderedDict()
 
     def window(self, blocks: tuple[int, ...]) -> Window:
-        """The rows of several blocks, in the given order."""
+        """Return the rows of several blocks, in the given order."""
         if blocks in self._windows:
             self._windows.move_to_end(blocks)
         else:
@@ -103,12 +104,12 @@ class BlockReader:
             raise DataError(str(err)) from err
 
     def close(self) -> None:
-        """Close the shard files; the reader opens them again when it needs to."""
+        """Close the shard files; a later read opens them again."""
         while self._files:
             self._close_oldest()
 
     def _opened(self, shard: ShardEntry) -> tuple[Path, int]:
-        """Where a shard is read, and its open file."""
+        """Return the path that a shard is read from, and its file descriptor."""
         if shard.file in self._files:
             self._files.move_to_end(shard.file)
         else:
@@ -124,7 +125,7 @@ class BlockReader:
 
 
 def _decoded(data: bytes, entry: BlockEntry, where: str) -> Block:
-    """The block of some bytes, once it is the one that the manifest means.
+    """Decode a block and check that it is the one that the manifest describes.
 
     Raises:
         DataPrepError: it is not.

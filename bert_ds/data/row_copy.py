@@ -1,7 +1,8 @@
-"""Rows out of decoded blocks, many at a time, by compiled copies.
+"""Copies rows out of decoded blocks, many at a time, by compiled code.
 
-`data_prep.contract.format.select_rows` is the plain way, which tests hold this one against; it
-looks up every token by an index of its own and finds the start of every row of the block again.
+`data_prep.contract.format.select_rows` is the plain version, which tests compare with this one. It
+is slower because it looks up every token by its own index, and finds the start of every row of the
+block each time.
 """
 
 from __future__ import annotations
@@ -15,32 +16,29 @@ from data_prep.contract.format import Block, IntArray, UnsignedArray
 
 
 class Window:
-    """Some rows, and where each of them begins.
-
-    Attributes:
-        rows: the rows.
-        token_starts: int64 [n + 1], the first token of each row, and the number of tokens.
-        prediction_starts: int64 [n + 1], the same of masked positions.
-    """
+    """Some rows, and where each of them begins."""
 
     def __init__(self, rows: Block) -> None:
         self.rows = rows
+        """The n rows."""
         self.token_starts = starts_of(rows.length)
+        """The first token of each row, and the number of tokens; int64 [n + 1]."""
         self.prediction_starts = starts_of(rows.num_predictions)
+        """The first masked position of each row, and the number of them; int64 [n + 1]."""
 
 
 def starts_of(sizes: UnsignedArray) -> IntArray:
-    """Where spans of these sizes begin when they lie end to end, and the end; int64 [n + 1]."""
+    """Return where spans of these sizes, laid end to end, begin, and the end; int64 [n + 1]."""
     starts = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=starts[1:])
     return starts
 
 
 def take_rows(parts: Iterable[tuple[Window, IntArray]]) -> Block:
-    """Rows of one or several windows, in the given order, as a block of their own.
+    """Return rows of one or several windows, in the given order, as a block of their own.
 
     Args:
-        parts: a window and int64 [m], the numbers of its rows; at least one part.
+        parts: windows, at least one, each with the numbers of the rows to take, int64 [m].
     """
     chosen = [(window, rows, window.rows) for window, rows in parts]
     first = chosen[0][2]
@@ -71,7 +69,7 @@ def take_rows(parts: Iterable[tuple[Window, IntArray]]) -> Block:
 
 
 def cut_rows(block: Block, size: int) -> list[Block]:
-    """A block in pieces of `size` rows, the last one perhaps smaller; the arrays are views."""
+    """Cut a block into pieces of `size` rows, the last one perhaps smaller; arrays are views."""
     token_starts, masked_starts = starts_of(block.length), starts_of(block.num_predictions)
     pieces = []
     for start in range(0, len(block), size):
@@ -97,7 +95,7 @@ def cut_rows(block: Block, size: int) -> list[Block]:
 def _copy_spans(
     values: UnsignedArray, starts: IntArray, rows: IntArray, taken: UnsignedArray, place: int
 ) -> int:
-    """Copies the spans of some rows to `taken` from `place` on; returns the place after them."""
+    """Copy the spans of some rows to `taken` from `place` on; return the place after them."""
     for index in range(len(rows)):
         start = starts[rows[index]]
         size = starts[rows[index] + 1] - start

@@ -1,4 +1,4 @@
-"""One rank's rows of every update, without padding.
+"""Selects one rank's rows of every update, without padding.
 
 Update k of a phase takes stream rows [k B, (k + 1) B), B = train_batch_size; rank r takes the r-th
 of world_size equal slices. `samples_seen` = k B is the whole resume state.
@@ -25,48 +25,42 @@ from data_prep.contract.masking import MaskingKind
 
 @dataclass(frozen=True)
 class UpdateRows:
-    """One rank's rows of one update.
-
-    Attributes:
-        position: stream position of the update's first row, all ranks.
-        rows: the rank's rows in stream order, masked.
-    """
+    """One rank's rows of one update."""
 
     position: int
+    """Stream position of the update's first row, all ranks."""
     rows: Block
+    """The rank's rows in stream order, masked."""
 
 
 @dataclass(frozen=True)
 class StreamSpec:
-    """Everything that decides a rank's rows.
-
-    Attributes:
-        folder: the dataset.
-        manifest: of the dataset.
-        seed: keys the order of rows and dynamic masks.
-        batch: how an update is split over ranks and micro batches.
-        rank: of the process that trains on the rows.
-        dynamic_masking: how rows are masked as they are read; None where they are masked already.
-        cache_dir: where shards are copied to at their first use, or None.
-    """
+    """Everything that decides a rank's rows."""
 
     folder: Path
+    """The dataset's folder."""
     manifest: Manifest
+    """The dataset's manifest."""
     seed: int
+    """The key of the order of rows and of dynamic masks."""
     batch: BatchPlan
+    """How an update is split over ranks and micro batches."""
     rank: int
+    """The rank that trains on the rows."""
     dynamic_masking: MaskingKind | None = None
+    """How rows are masked as they are read; None if they are masked already."""
     cache_dir: Path | None = None
+    """Where shards are copied to at their first use; None for no copies."""
 
 
 class RowStream:
-    """Reads the rows of one rank's updates, from any position on, without end."""
+    """Reads the rows of one rank's updates, from any position on, in an endless stream."""
 
     def __init__(self, spec: StreamSpec) -> None:
         """Open the dataset.
 
         Raises:
-            DataError: rows are to be masked, and the vocabulary cannot be used.
+            DataError: the rows are to be masked, and the vocabulary cannot be used.
         """
         self._batch = spec.batch
         self._rank = spec.rank
@@ -79,16 +73,16 @@ class RowStream:
             self._masks = training_masks(spec.folder, spec.manifest, kind, spec.seed)
 
     def updates(self, position: int) -> Iterator[UpdateRows]:
-        """Yield the updates from stream position `position` (a multiple of train_batch_size) on."""
+        """Yield all updates from stream position `position`, a multiple of train_batch_size."""
         while True:
             yield self.update(position)
             position += self._batch.train_batch_size
 
     def update(self, position: int) -> UpdateRows:
-        """The rank's rows of the update whose first row is at `position`.
+        """Return the rank's rows of the update whose first row is at `position`.
 
         Raises:
-            DataError: a shard cannot be read or is not what its manifest says.
+            DataError: a shard cannot be read or is not the one of its manifest.
         """
         first = position + self._rank * self._batch.sequences_per_rank
         parts = list(self._order.slices(first, first + self._batch.sequences_per_rank))

@@ -1,4 +1,15 @@
-"""The updates of one rank as tensors, cut into micro batches, made ready ahead of time."""
+"""Makes the updates of one rank, tensors cut into micro batches, ahead of time in a thread.
+
+Hard here is the thread. It alone reads shards and makes batches, and hands them over through a
+bounded queue, in stream order. What must not change:
+
+- What is in the queue is not consumed: a checkpoint's position counts updates that were computed,
+  so dropping the queue at the end loses no row.
+- An error takes its place in the queue and is raised for the update that it belongs to, not
+  earlier: `is_next_ready` is False for it, so that no rank raises while others train on.
+- The thread waits with a timeout and looks whether it is to end, so `close` never needs its help;
+  the thread itself closes the iterator, since a generator cannot be closed while it runs.
+"""
 
 from __future__ import annotations
 
@@ -23,40 +34,42 @@ _SECONDS_TO_CLOSE = 30.0
 
 @dataclass(frozen=True)
 class RankUpdate:
-    """One rank's share of one update.
-
-    Attributes:
-        position: stream position of the update's first row, all ranks.
-        micro_batches: the rank's rows, in `gradient_accumulation_steps` micro batches or, packed,
-            in at most as many.
-        micro_positions: a stream position for each of `gradient_accumulation_steps` micro batches,
-            no two alike over all ranks and updates: that of its first row, as rows are cut.
-        num_tokens: real tokens in the rank's rows.
-        num_squared_lengths: sum of the squares of the rows' lengths in tokens.
-        empty: packed, a micro batch without a row, for when another rank has more micro batches.
-    """
+    """One rank's share of one update."""
 
     position: int
+    """Stream position of the update's first row, all ranks."""
     micro_batches: tuple[Batch, ...]
+    """The rank's rows in `gradient_accumulation_steps` micro batches; packed, at most that many."""
     micro_positions: tuple[int, ...]
+    """A stream position for each of `gradient_accumulation_steps` micro batches, which keys its
+    dropout: that of its first row if the rows are cut in order. No two over all ranks and updates
+    are equal."""
     num_tokens: int
+    """Real tokens in the rank's rows."""
     num_squared_lengths: int
+    """Sum of the squares of the rows' lengths in tokens."""
     empty: Batch | None = None
+    """A micro batch without rows, for when another rank has more micro batches; only if packed."""
 
 
 class TrainStream:
-    """Makes the updates of one rank, from any position on, without end."""
+    """Makes the updates of one rank, from any position on, in an endless stream."""
 
     def __init__(self, spec: StreamSpec, layout: BatchLayout = "unpadded") -> None:
-        """Keep what to read and how the rows of a micro batch lie; open nothing yet."""
+        """Open nothing yet.
+
+        Args:
+            spec: what decides the rank's rows.
+            layout: how the rows of a micro batch lie.
+        """
         self._spec = spec
         self._layout = layout
 
     def updates(self, position: int) -> Generator[RankUpdate, None, None]:
-        """Updates from stream position `position` (a multiple of train_batch_size) on.
+        """Yield all updates from stream position `position`, a multiple of train_batch_size.
 
         Raises:
-            DataError: while it is iterated, where a row is due that cannot be read.
+            DataError: a row of the next update cannot be read.
         """
         stream = RowStream(self._spec)
         try:
@@ -83,10 +96,15 @@ class TrainStream:
 
 
 class Prefetcher:
-    """Runs an iterator of updates in a thread, a few ahead; errors come out where they are due."""
+    """Runs an iterator of updates in a thread, a few updates ahead."""
 
     def __init__(self, updates: Generator[RankUpdate, None, None], depth: int = 2) -> None:
-        """Args: the updates to make; how many may wait."""
+        """Start the thread.
+
+        Args:
+            updates: the updates to make.
+            depth: how many updates may wait in the queue.
+        """
         self._updates = updates
         self._queue: queue.Queue[RankUpdate | BaseException] = queue.Queue(maxsize=depth)
         self._is_closed = threading.Event()
@@ -103,15 +121,14 @@ class Prefetcher:
         return item
 
     def is_next_ready(self) -> bool:
-        """Whether the next update is there; an error is not, it comes out where it is due."""
+        """Return whether the next update can be taken without waiting; False for an error."""
         waiting = self._queue.queue
         return bool(waiting) and not isinstance(waiting[0], BaseException)
 
     def close(self) -> None:
-        """End the thread and what its iterator holds; what was made ahead is dropped.
+        """End the thread and close its iterator; updates that were made ahead are dropped.
 
-        That loses nothing. A thread that waits for a file system that does not answer is left
-        behind after half a minute.
+        A thread that waits for a file system that does not answer is abandoned after half a minute.
         """
         self._is_closed.set()
         deadline = time.monotonic() + _SECONDS_TO_CLOSE
@@ -121,7 +138,7 @@ class Prefetcher:
             except queue.Empty:
                 continue
         if self._thread.is_alive():
-            log.warning("the thread that reads rows does not end; left behind")
+            log.warning("the thread that reads rows does not end; it is abandoned")
 
     def _fill(self) -> None:
         try:

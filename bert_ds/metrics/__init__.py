@@ -1,1 +1,1 @@
-"""Throughput, FLOPs and logs: reads the training state and never changes it."""
+"""Throughput, FLOPs and logs of training; nothing here changes its state."""

@@ -1,4 +1,4 @@
-"""What GPUs can do, of NVIDIA's data sheets: for MFU in logs and for `bert-ds plan`. No torch."""
+"""Peaks of GPUs by NVIDIA's data sheets, for MFU in logs and for `bert-ds plan`; without torch."""
 
 from __future__ import annotations
 
@@ -7,33 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU.
-
-    Attributes:
-        name: as `bert-ds plan --gpu` takes it.
-        family: part of the device's name.
-        memory_tag: part of the device's name that tells sizes of a family apart; "" for none.
-        memory_gib: that programs can use, GiB: some per cent less than the size it is sold as.
-        memory_gb_per_s: bandwidth of its memory, 10^9 bytes a second.
-        half_tflop_per_s: dense peak in fp16 (and bf16), 10^12 FLOP/s.
-        single_tflop_per_s: peak in float32 without TF32, 10^12 FLOP/s.
-        link_gb_per_s: to the other GPUs of its host in one direction, 10^9 bytes a second: NVLink,
-            else PCIe.
-        has_bf16: whether it computes in bf16.
-    """
+    """One kind of GPU."""
 
     name: str
+    """Name for `bert-ds plan --gpu`."""
     family: str
+    """Part of the device's name."""
     memory_tag: str
+    """Part of the device's name that distinguishes memory sizes of a family; "" for one size."""
     memory_gib: float
+    """Memory that programs can use, GiB: some per cent less than the nominal size."""
     memory_gb_per_s: float
+    """Bandwidth of the memory, 10^9 bytes/s."""
     half_tflop_per_s: float
+    """Dense peak in fp16 (and bf16), 10^12 FLOP/s."""
     single_tflop_per_s: float
+    """Peak in float32 without TF32, 10^12 FLOP/s."""
     link_gb_per_s: float
+    """Bandwidth to the other GPUs of its host, one direction, 10^9 bytes/s: NVLink, else PCIe."""
     has_bf16: bool = True
+    """Whether it computes in bf16."""
 
     def peak_tflop_per_s(self, precision: str) -> float:
-        """Dense peak, 10^12 FLOP/s."""
+        """Return the dense peak in a precision, 10^12 FLOP/s."""
         return self.single_tflop_per_s if precision == "fp32" else self.half_tflop_per_s
 
 
@@ -50,18 +46,18 @@ GPUS: tuple[Gpu, ...] = (
     Gpu("v100-16", "V100", "16GB", 15.7, 900.0, 125.0, 15.7, 150.0, has_bf16=False),
     Gpu("t4", "T4", "", 14.6, 320.0, 65.0, 8.1, 16.0, has_bf16=False),
 )
-"""A family whose name holds another one's comes before it. Peaks, bandwidths and links are those of
-NVIDIA's data sheets, of the SXM form where there is one: a sheet's NVLink figure counts both
-directions, the one here is half of it. Usable memory is what CUDA reports for the device, which no
-sheet says; it differs by some tenths with the driver."""
+"""A family whose name contains another one's comes before it. Peaks, bandwidths and links are those
+of NVIDIA's data sheets, for the SXM form where there is one. A sheet's NVLink figure counts both
+directions; the one here is half of it. Usable memory is what CUDA reports for the device, which no
+sheet lists; it differs by some tenths with the driver."""
 
 
 def peak_tflop_per_s(device_name: str, precision: str) -> float | None:
-    """Published dense peak of a device, 10^12 FLOP/s; None where it is not known, as of CPUs.
+    """Return the published dense peak of a device, 10^12 FLOP/s; None if unknown, as for CPUs.
 
     Args:
-        device_name: as `torch.cuda.get_device_name` says.
-        precision: of the model.
+        device_name: the result of `torch.cuda.get_device_name`.
+        precision: precision of the computation.
     """
     for gpu in GPUS:
         if gpu.family in device_name:
@@ -70,7 +66,7 @@ def peak_tflop_per_s(device_name: str, precision: str) -> float | None:
 
 
 def gpu_of_device(device_name: str) -> Gpu | None:
-    """The kind of a device with this name, its memory included; None where it is not known."""
+    """Return the kind of a device by its name, including its memory size; None if unknown."""
     for gpu in GPUS:
         if gpu.family in device_name and gpu.memory_tag in device_name:
             return gpu

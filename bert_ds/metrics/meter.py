@@ -1,7 +1,7 @@
-"""From the sums that stay on the device to one row of numbers an update.
+"""Turns the sums that stay on the device into one row of numbers per update.
 
-Records gather on every rank without a read of the device. `flush` adds up all of them over the
-ranks in one all-reduce, reads the result once, and hands a row an update to the sinks of rank 0.
+Each rank collects records without reading the device. `flush` sums all of them over the ranks in
+one all-reduce, reads the result once, and passes a row per update to the sinks of rank 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from bert_ds.errors import DivergedError
 from bert_ds.metrics.norms import ParameterNorms, norm_columns
-from bert_ds.metrics.speed import Speed
+from bert_ds.metrics.throughput import Throughput
 from bert_ds.objectives import PRETRAINING, NumAnswers
 
 MetricsRow = dict[str, Any]
@@ -26,9 +26,9 @@ class UpdateRecord:
     """One update as this rank saw it; counters and counts are those of all ranks."""
 
     global_step: int
-    """Applied updates, with this one if it was."""
+    """Applied updates so far, this one included if it was applied."""
     skipped_steps: int
-    """Skipped updates, with this one if it was."""
+    """Skipped updates so far, this one included if it was skipped."""
     samples_seen: int
     """Sequences consumed, those of the update included."""
     tokens_seen: int
@@ -42,34 +42,34 @@ class UpdateRecord:
     num_squared_lengths: int
     """Sum of the squares of its sequences' lengths."""
     sums: torch.Tensor
-    """float64 on the device, this rank's sums as `ObjectiveSet.flatten` puts them."""
+    """This rank's sums, float64 on the device, in the order of `ObjectiveSet.flatten`."""
     was_applied: bool
     """Whether the update moved the weights."""
     learning_rate: float
     """Learning rate of the update."""
     grad_norm: torch.Tensor | None
-    """Global norm before clipping, scalar on the device, where it is known."""
+    """Global norm before clipping, a scalar on the device; None if unknown."""
     loss_scale: float | None
-    """Loss scale of fp16, where there is one."""
+    """Loss scale of fp16; None in other precisions."""
     norms: ParameterNorms | None
-    """LAMB's norms by parameter, None where the update was skipped."""
+    """LAMB's norms by parameter; None if the update was skipped."""
     step_s: float
     """Seconds that the whole update took on the host."""
     data_wait_s: float
-    """Seconds of them spent waiting for data."""
+    """Seconds of `step_s` that were spent waiting for data."""
 
 
 class Sink(Protocol):
-    """Something that takes finished rows: a file, TensorBoard, the terminal."""
+    """Where finished rows go: a file, TensorBoard, the terminal."""
 
     def write_evaluation(self, row: MetricsRow) -> None:
-        """Take the row of an evaluation during training."""
+        """Write the row of an evaluation during training."""
 
     def write(self, rows: Sequence[MetricsRow]) -> None:
-        """Take the rows of one flush, in order."""
+        """Write the rows of one flush, in order."""
 
     def close(self) -> None:
-        """Take no more rows."""
+        """Write what is pending; no more rows follow."""
 
 
 class Meter:
@@ -82,18 +82,18 @@ class Meter:
         sinks: Sequence[Sink],
         *,
         norms_by_layer: bool = False,
-        speed: Speed | None = None,
+        throughput: Throughput | None = None,
     ) -> None:
         """Begin without a record.
 
         Args:
-            phase: name for the rows.
-            sum_over_ranks: in-place sum of a device tensor over all ranks.
-            sinks: where rows go; none but on rank 0.
+            phase: name of the phase, for the rows.
+            sum_over_ranks: sums a device tensor over all ranks, in place.
+            sinks: where rows go; empty except on rank 0.
             norms_by_layer: whether rows hold gradient and update norms by layer.
-            speed: turns counts and seconds into rates; None for rows without them.
+            throughput: computes rates from counts and seconds; None for rows without rates.
         """
-        self._speed = speed
+        self._throughput = throughput
         self._phase = phase
         self._sum_over_ranks = sum_over_ranks
         self._sinks = sinks
@@ -105,12 +105,12 @@ class Meter:
         self._records.append(record)
 
     def add_evaluation(self, row: MetricsRow) -> None:
-        """Hand on the row of an evaluation; the updates before it have been flushed."""
+        """Pass the row of an evaluation to the sinks; the updates before it have been flushed."""
         for sink in self._sinks:
             sink.write_evaluation(row)
 
     def flush(self) -> None:
-        """Reduce, read and hand on what has gathered. All ranks call it at the same updates.
+        """Reduce and read the records and pass their rows on; all ranks call it together.
 
         Raises:
             DivergedError: a loss or a gradient norm is not finite, or an update was skipped where
@@ -132,8 +132,8 @@ class Meter:
                 by_layer=self._norms_by_layer,
             )
             rows = [row | added for row, added in zip(rows, columns, strict=True)]
-            if self._speed is not None:
-                rates = _rates(self._speed, records)
+            if self._throughput is not None:
+                rates = _rates(self._throughput, records)
                 rows = [row | added for row, added in zip(rows, rates, strict=True)]
         for sink in self._sinks:
             sink.write(rows)
@@ -144,9 +144,9 @@ class Meter:
 def _check_has_not_diverged(record: UpdateRecord, row: MetricsRow) -> None:
     """Raise DivergedError for an update after which training cannot recover.
 
-    Under fp16 a gradient that is not finite lowers the loss scale, and the engine counts how often.
-    In the other precisions nothing would change before the next update: DeepSpeed 0.19.8 skips the
-    update at ZeRO 1 to 3, or it leaves weights that are not numbers.
+    Under fp16 a gradient that is not finite lowers the loss scale, and the engine limits how often.
+    In the other precisions the next update would fare no better: DeepSpeed 0.19.8 either skips the
+    update (ZeRO 1 to 3), which changes nothing, or leaves weights that are not numbers.
     """
     loss, norm = row["loss"], row["grad_norm"]
     is_finite = math.isfinite(loss) and (norm is None or math.isfinite(norm))
@@ -166,17 +166,17 @@ def _check_has_not_diverged(record: UpdateRecord, row: MetricsRow) -> None:
 def make_row(
     phase: str, record: UpdateRecord, sums: Sequence[float], grad_norm: float | None
 ) -> MetricsRow:
-    """One row of `metrics.jsonl`.
+    """Return one row of `metrics.jsonl`.
 
     Args:
         phase: name of the phase.
-        record: the update; its own `sums` are this rank's and are not used.
-        sums: the same over all ranks.
-        grad_norm: the record's, read from the device.
+        record: the update; its own `sums` are those of this rank and are not used.
+        sums: the sums over all ranks.
+        grad_norm: the record's gradient norm, read from the device.
 
     Returns:
-        Losses in nats: that of a term an answer, `loss` their weighted sum. A term without an
-        answer in the update has None.
+        Losses are in nats: a term's is the mean over its answers, None if the update has none;
+        `loss` is their weighted sum.
     """
     return {
         "phase": phase,
@@ -195,11 +195,11 @@ def make_row(
     }
 
 
-def _rates(speed: Speed, records: Sequence[UpdateRecord]) -> list[MetricsRow]:
-    """`tflop_per_s` and `mfu` of a rank, and the memory of this one at most so far."""
-    memory = speed.peak_memory_mib()
+def _rates(throughput: Throughput, records: Sequence[UpdateRecord]) -> list[MetricsRow]:
+    """Return `tflop_per_s` and `mfu` per rank, and the most memory that this rank has taken."""
+    memory = throughput.peak_memory_mib()
     rates = [
-        speed.tflop_per_s(
+        throughput.tflop_per_s(
             num_tokens=record.num_tokens,
             num_squared_lengths=record.num_squared_lengths,
             num_predictions=PRETRAINING.num_scored(record.num_answers),
@@ -211,7 +211,7 @@ def _rates(speed: Speed, records: Sequence[UpdateRecord]) -> list[MetricsRow]:
     return [
         {
             "tflop_per_s": rate,
-            "mfu": rate / speed.peak if speed.peak else None,
+            "mfu": rate / throughput.peak if throughput.peak else None,
             "peak_memory_mib": memory,
         }
         for rate in rates

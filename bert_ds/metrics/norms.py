@@ -1,4 +1,4 @@
-"""What is told of LAMB's norms: trust ratios in few numbers, norms by layer on request."""
+"""Columns of LAMB's norms: a summary of the trust ratios, and norms by layer on request."""
 
 from __future__ import annotations
 
@@ -19,20 +19,24 @@ class ParameterNorms(Protocol):
     """One update's norms by parameter, float64 [P] on the device, as LAMB measures them."""
 
     @property
-    def names(self) -> tuple[str, ...]: ...
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters, in the order of the norms."""
 
     @property
     def is_exempt(self) -> tuple[bool, ...]:
-        """Where the trust ratio is 1 by definition and says nothing."""
+        """Where the trust ratio is 1 by definition and carries no information."""
 
     @property
-    def update_norms(self) -> torch.Tensor: ...
+    def update_norms(self) -> torch.Tensor:
+        """Norms of the update directions u, before trust ratio and learning rate."""
 
     @property
-    def grad_norms(self) -> torch.Tensor: ...
+    def grad_norms(self) -> torch.Tensor:
+        """Norms of the clipped gradients."""
 
     @property
-    def trust_ratios(self) -> torch.Tensor: ...
+    def trust_ratios(self) -> torch.Tensor:
+        """Trust ratios r."""
 
 
 def norm_columns(
@@ -41,18 +45,18 @@ def norm_columns(
     *,
     by_layer: bool,
 ) -> list[dict[str, Any]]:
-    """What each of some updates adds to its row; one read of the device for all of them.
+    """Return the columns that norms add to the rows of some updates, with one read of the device.
 
     Args:
-        norms: of each update, None where it was skipped.
-        learning_rates: of each update.
-        by_layer: whether `grad_norm_by_layer` and `update_norm_by_layer` are wanted.
+        norms: the norms of each update; None where it was skipped.
+        learning_rates: the learning rate of each update.
+        by_layer: whether to add `grad_norm_by_layer` and `update_norm_by_layer`.
 
     Returns:
-        For each update `trust_ratio_min`, `_median` and `_max` over the parameters that have a
-        ratio of their own, None where there are none. The last one with norms also has
-        `trust_ratios_furthest`, the ten furthest (as a factor) from the median.
-        By layer: norms of the clipped gradient, and of the step lr * r * u.
+        For each update `trust_ratio_min`, `_median` and `_max` over the parameters that are not
+        exempt, None where there are none. The last update with norms also has
+        `trust_ratios_furthest`, the ten furthest (as a factor) from the median, and all
+        `trust_ratios`. By layer: norms of the clipped gradient, and of the step lr * r * u.
     """
     known = [(index, each) for index, each in enumerate(norms) if each is not None]
     columns = [_ratio_columns(np.zeros(0)) for _ in norms]
@@ -83,7 +87,7 @@ def norm_columns(
 
 
 def furthest_from_median(ratios: Mapping[str, float]) -> dict[str, float]:
-    """The ten that differ from the median by the largest factor, furthest first."""
+    """Return the ten ratios that differ from the median by the largest factor, furthest first."""
     if not ratios:
         return {}
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -96,7 +100,7 @@ def furthest_from_median(ratios: Mapping[str, float]) -> dict[str, float]:
 
 
 def norms_by_layer(names: Sequence[str], norms: Ratios) -> dict[str, float]:
-    """Norms of all parameters of a layer together, in the model's order."""
+    """Return the norm of all parameters of each layer together, in the model's order."""
     squares: dict[str, float] = {}
     for name, norm in zip(names, norms.tolist(), strict=True):
         layer = layer_of(name)
@@ -105,7 +109,10 @@ def norms_by_layer(names: Sequence[str], norms: Ratios) -> dict[str, float]:
 
 
 def layer_of(name: str) -> str:
-    """`bert.encoder.layer.3.output.dense.weight` -> `bert.encoder.layer.3`; else two parts."""
+    """Return a parameter's layer; outside the layers, the first two parts of its name.
+
+    `bert.encoder.layer.3.output.dense.weight` gives `bert.encoder.layer.3`.
+    """
     found = _LAYER.match(name)
     return found[1] if found else ".".join(name.split(".")[:2])
 

@@ -1,4 +1,4 @@
-"""Where rows go: `metrics.jsonl`, TensorBoard, and the person at the terminal."""
+"""Where rows of metrics go: `metrics.jsonl`, TensorBoard, and the terminal."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class JsonLinesSink:
-    """Appends rows to `metrics.jsonl` and `evaluations.jsonl`, through to the disk each time."""
+    """Appends rows to `metrics.jsonl` and `evaluations.jsonl`, and syncs the file each time."""
 
     def __init__(self, path: Path, evaluations: Path) -> None:
-        """Take the files.
+        """Open no file yet.
 
         Args:
-            path: file of the updates' rows.
-            evaluations: file of the evaluations' rows.
+            path: file for the rows of updates.
+            evaluations: file for the rows of evaluations.
         """
         self._path = path
         self._evaluations = evaluations
 
     def write(self, rows: Sequence[MetricsRow]) -> None:
-        """Append one line a row."""
+        """Append one line per row."""
         _append(self._path, rows)
 
     def write_evaluation(self, row: MetricsRow) -> None:
@@ -55,7 +55,7 @@ class JsonLinesSink:
         _append(self._evaluations, [row])
 
     def close(self) -> None:
-        """Nothing is pending: every write has been written through."""
+        """Do nothing: every write has been synced."""
 
 
 def _append(path: Path, rows: Sequence[MetricsRow]) -> None:
@@ -66,7 +66,7 @@ def _append(path: Path, rows: Sequence[MetricsRow]) -> None:
 
 
 def to_json_line(row: MetricsRow) -> str:
-    """One line of the file; a value that is not finite has no JSON and becomes null."""
+    """Return a row as one line; a value that is not finite cannot be JSON and becomes null."""
     kept = {key: _finite(value) for key, value in row.items() if key not in _ONLY_FOR_HISTOGRAMS}
     return json.dumps(kept, allow_nan=False) + "\n"
 
@@ -80,10 +80,14 @@ def _finite(value: Any) -> Any:
 
 
 def keep_rows(path: Path, is_kept: Callable[[MetricsRow], bool]) -> None:
-    """Rewrite a metrics file with the rows that are kept; a torn last line is dropped.
+    """Rewrite a metrics file with the rows that are kept; an incomplete last line is dropped.
 
-    A run that goes on from a checkpoint does updates again that the killed run had logged: with
-    the rows after the checkpoint removed first, every update is in the file once.
+    A run that resumes from a checkpoint makes updates again that the killed run had logged. Their
+    rows are removed first, so that the file has every update exactly once.
+
+    Args:
+        path: the file, which may be missing.
+        is_kept: whether to keep a row.
     """
     if not path.exists():
         return
@@ -103,15 +107,15 @@ def keep_rows(path: Path, is_kept: Callable[[MetricsRow], bool]) -> None:
 class TensorBoardSink:
     """Writes the rows of a phase under `<phase>/`, over the samples seen in the whole run.
 
-    Scalars; norms by layer as scalars `grad_norm_by_layer/<layer>`; once a flush the histogram of
-    the trust ratios and, as text, the ten that are furthest from their median.
+    Columns become scalars, norms by layer scalars `grad_norm_by_layer/<layer>`. Each flush adds a
+    histogram of the trust ratios and, as text, the ten that are furthest from their median.
     """
 
     def __init__(self, folder: Path, phase: str, samples_before: int, samples_seen: int) -> None:
-        """Open the phase's log; what it holds after the present samples is dropped.
+        """Open the phase's log and drop what it holds after the present samples.
 
         Args:
-            folder: where TensorBoard's logs are.
+            folder: folder of TensorBoard's logs.
             phase: name of the phase.
             samples_before: samples of earlier phases.
             samples_seen: samples of this phase so far.
@@ -125,7 +129,7 @@ class TensorBoardSink:
         )
 
     def write(self, rows: Sequence[MetricsRow]) -> None:
-        """Add what a row knows."""
+        """Add the values that rows have."""
         for row in rows:
             step = self._samples_before + row["samples_seen"]
             for tag in _TENSORBOARD_TAGS:
@@ -156,7 +160,7 @@ class TensorBoardSink:
 
 
 class ProgressSink:
-    """A bar on a terminal, plain lines elsewhere, with loss, accuracy, rate and time left."""
+    """Shows loss, accuracy, rate and time left: a bar on a terminal, plain lines elsewhere."""
 
     def __init__(
         self,
@@ -175,7 +179,7 @@ class ProgressSink:
             total_steps: applied updates at its end.
             global_step: applied updates so far.
             stream: where to write.
-            clock: returns seconds.
+            clock: returns the time in seconds.
             later_work: work of the phases after this one, as a multiple of this one's.
             skipped_steps: skipped updates so far.
         """
@@ -200,7 +204,7 @@ class ProgressSink:
             )
 
     def write(self, rows: Sequence[MetricsRow]) -> None:
-        """Show the mean of the rows that have come in."""
+        """Show the means of the rows."""
         step = rows[-1]["global_step"]
         if self._bar is not None:
             left = self._time_left(step).partition(", ")[2]
@@ -228,12 +232,12 @@ class ProgressSink:
             self._stream.flush()
 
     def close(self) -> None:
-        """Leave the terminal's cursor on a fresh line."""
+        """Leave the terminal's cursor on a new line."""
         if self._bar is not None:
             self._bar.close()
 
     def _skipped(self, row: MetricsRow) -> str:
-        """Return how many updates were skipped since this was last shown; empty for none."""
+        """Return how many updates were skipped since the last line; empty for none."""
         number = row["skipped_steps"] - self._skipped_steps
         self._skipped_steps = row["skipped_steps"]
         if not number:
@@ -253,7 +257,7 @@ class ProgressSink:
 
 
 def summarise(rows: Sequence[MetricsRow]) -> str:
-    """The few numbers a person watches, as means over the rows."""
+    """Return the most important numbers as text: means over the rows, the last learning rate."""
 
     def mean(key: str) -> float:
         known = [row[key] for row in rows if row[key] is not None]

@@ -1,8 +1,8 @@
-"""A run folder as one HTML page with plots, and as a short table for a terminal.
+"""Reports of a run folder: one HTML page with plots, and a short table for a terminal.
 
-`record` reads the folder, `curves` thins and smooths, `figures` draws (the one user of
-matplotlib), `page` writes HTML, `terminal` writes plain text, `formats` spells numbers.
-Nothing here imports torch or changes the run.
+`record` reads the folder, `curves` thins and smooths, `figures` draws (and alone uses matplotlib),
+`page` writes HTML, `terminal` writes plain text, `formats` formats numbers. Nothing here imports
+torch or changes the run.
 """
 
 from bert_ds.report.page import write_report

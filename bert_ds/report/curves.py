@@ -1,4 +1,4 @@
-"""Thinning and smoothing of curves, so that a run of any length gives a page of one size."""
+"""Thinning and smoothing of curves, so that the size of a page does not grow with the run."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ Floats = NDArray[np.float64]
 
 
 class Curve(NamedTuple):
-    """Points of a curve: float64 [n] each; `counts` says how many records a point stands for."""
+    """The n points of a curve."""
 
     x: Floats
+    """float64 [n], ascending."""
     y: Floats
+    """float64 [n]."""
     counts: NDArray[np.int64]
+    """int64 [n], the number of records that each point stands for."""
 
 
 def thin(x: Floats, y: Floats, max_points: int) -> Curve:
-    """The curve in at most `max_points` points, each the mean of x and of y over one bucket.
+    """Thin a curve to at most `max_points` points, each the mean of x and of y over one bucket.
 
-    Buckets are runs of neighbouring records of equal size (give or take one). The first and the
-    last record are buckets of their own, so the curve keeps its ends, and the mean of y weighted
-    by `counts` is the mean of the records. Records whose y is not finite are left out.
+    Buckets are runs of neighbouring records, of equal size to within one. The first and the last
+    record are buckets of their own, so the curve keeps its ends, and the mean of y weighted by
+    `counts` is the mean of the records. Records whose y is not finite are left out.
 
     Args:
         x: float64 [n], ascending.
@@ -41,7 +44,7 @@ def thin(x: Floats, y: Floats, max_points: int) -> Curve:
 
 
 def running_mean(y: Floats, window: int) -> Floats:
-    """Centred mean over `window` records (made odd), over fewer at the two ends. float64 [n]."""
+    """Return the centred mean over `window` records (made odd), fewer at both ends; float64 [n]."""
     half = window // 2
     sums = np.concatenate((np.zeros(1), np.cumsum(y)))
     at = np.arange(len(y))

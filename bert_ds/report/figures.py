@@ -1,4 +1,4 @@
-"""The curves of a run as SVG text: the one user of matplotlib, which is imported when drawing.
+"""Draws the curves of a run as SVG text, with matplotlib, which is imported when drawing.
 
 All curves share one x axis: samples seen since the start of the run, over all phases. The same
 record gives the same bytes with the same matplotlib version.
@@ -26,7 +26,7 @@ RAW_POINTS = 2000
 SMOOTH_POINTS = 500
 """Most points of a smoothed curve over all phases."""
 
-# Okabe and Ito's colours, which people with colour-blindness can tell apart.
+# Okabe and Ito's colours, which people with colour-blindness can distinguish.
 _BLUE, _ORANGE, _GREEN, _PURPLE = "#0072b2", "#d55e00", "#007a5a", "#a3508a"
 _TERM_COLORS = (_BLUE, _ORANGE, _PURPLE, _GREEN)
 _GREY = "#555555"
@@ -38,41 +38,53 @@ _WIDE = 30
 
 
 class Series(NamedTuple):
-    """One curve: its legend entry and where its values come from."""
+    """One curve."""
 
     label: str
+    """Its entry in the legend."""
     color: str
+    """Its colour, `#rrggbb`."""
     values: Callable[[PhaseRecord], Floats]
+    """Returns its values in a phase, float64 [updates]."""
     is_smoothed: bool = True
+    """Whether a running mean is drawn over it."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. `level` is a horizontal line (label, value), `held_out` a last point.
-
-    `may_be_log`: the axis is logarithmic where a few spikes would flatten everything else.
-    """
+    """One pair of axes."""
 
     label: str
+    """Label of the y axis."""
     series: tuple[Series, ...]
+    """The curves."""
     from_zero: bool = False
+    """Whether the y axis begins at 0."""
     is_log2: bool = False
+    """Whether the y axis is logarithmic, in powers of 2."""
     may_be_log: bool = False
+    """Whether the y axis becomes logarithmic if a few spikes would flatten everything else."""
     level: tuple[str, float] | None = None
+    """Label and value of a horizontal line."""
     held_out: tuple[str, float] | None = None
+    """Label and value of a point at the end."""
 
 
 class Figure(NamedTuple):
-    """A drawn figure: heading, what the eye should know, the text for those who cannot see it."""
+    """A drawn figure."""
 
     title: str
+    """The heading."""
     caption: str
+    """How to read the curves."""
     description: str
+    """The content in words, for readers who cannot see it."""
     svg: str
+    """The drawing."""
 
 
 def draw_figures(run: RunRecord) -> list[Figure]:
-    """Draws every figure for which the run has values; imports matplotlib only if there are any.
+    """Draw each figure for which the run has values; import matplotlib only if there are any.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -185,7 +197,7 @@ def _caption(run: RunRecord, panels: list[Panel]) -> str:
 
 
 def _description(run: RunRecord, panels: list[Panel]) -> str:
-    """First and last values of every curve, smoothed as drawn."""
+    """Return the first and last values of each curve, as means over a hundredth of it."""
     parts = []
     for panel in panels:
         for series in panel.series:
@@ -273,7 +285,7 @@ def _draw_panel(axes: Any, run: RunRecord, panel: Panel, unit: float) -> None:
 
 
 def _set_limits(axes: Any, from_zero: bool) -> None:
-    """Room around the curves, also where they do not move but for rounding."""
+    """Leave room around the curves, even if they are constant up to rounding."""
     low, high = float(axes.dataLim.y0), float(axes.dataLim.y1)
     if from_zero:
         axes.set_ylim(0, 1.05 * high if high > 0 else 1)
@@ -312,7 +324,7 @@ def _draw_series(axes: Any, run: RunRecord, series: Series, unit: float) -> None
 
 
 def _label_phases(top: Any, run: RunRecord, unit: float) -> None:
-    """Marks where phases start, and names each in the room that it has above the axes."""
+    """Mark where phases start, and name each in the room that it has above the axes."""
     phases = [phase for phase in run.phases if phase.num_records]
     low, high = top.get_xlim()
     starts = [max(phase.samples_before / unit, low) for phase in phases]
@@ -333,7 +345,10 @@ def _label_phases(top: Any, run: RunRecord, unit: float) -> None:
 
 
 def _inline(svg: str) -> str:
-    """The SVG element alone, fit to stand in a page more than once, to two decimals of a point."""
+    """Return the SVG element without ids and style, so that a page can hold several of them.
+
+    Coordinates are rounded to two decimals of a point.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>\s*", "", svg, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Numbers, durations and foreign text as people read them. `None` (not known) becomes a dash."""
+"""Formats numbers, durations and text of a run folder for people; `None` (unknown) is a dash."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ UNKNOWN = "-"
 
 
 def count(value: float | None) -> str:
-    """A whole number with thousands separators: 12,345."""
+    """Format a whole number with thousands separators: 12,345."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
 def large(value: float | None) -> str:
-    """A count where room is short: 76,800, 17.7 million, 2.49 trillion."""
+    """Format a count where room is short: 76,800, 17.7 million, 2.49 trillion."""
     for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if value is not None and math.isfinite(value) and value >= 10 * unit:
             return f"{number(value / unit)} {name}"
@@ -23,9 +23,9 @@ def large(value: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A quantity to `digits` significant digits: 6.13, 1,234, 0.0213.
+    """Format a quantity to `digits` significant digits: 6.13, 1,234, 0.0213.
 
-    Below 0.01 and from a million on to one less: 6.0e-3.
+    Below 0.01 and from a million on it has an exponent and one digit less: 6.0e-3.
     """
     if value is None or not math.isfinite(value):
         return UNKNOWN
@@ -40,7 +40,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def tick(value: float) -> str:
-    """A number at an axis, which is round already, so none of it is cut: 40, 65,536, 1.25e-3."""
+    """Format a number at an axis, which is round already, without cutting digits: 40, 1.25e-3."""
     if value == 0 or 0.01 <= abs(value) < 1e9:
         return f"{value:,.10g}"
     mantissa, exponent = f"{value:.6e}".split("e")
@@ -48,18 +48,18 @@ def tick(value: float) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction of 1 as a percentage: 45.1%."""
+    """Format a fraction of 1 as a percentage: 45.1%."""
     return UNKNOWN if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.1f}%"
 
 
 def duration(seconds: float | None) -> str:
-    """A time in its two largest units: 41.3 s, 3 min 20 s, 2 h 05 min, 1 d 03 h."""
+    """Format a time in its two largest units: 41.3 s, 3 min 20 s, 2 h 05 min, 1 d 03 h."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     return durations.duration(seconds)
 
 
 def plain(text: object, limit: int = 200) -> str:
-    """Text from a run folder on one line, without control characters, at most `limit` long."""
+    """Return text from a run folder on one line, without control characters, cut at `limit`."""
     line = "".join(c if c.isprintable() else "?" for c in str(text)[: limit + 1])
     return line if len(line) <= limit else line[: limit - 3] + "..."

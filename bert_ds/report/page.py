@@ -1,7 +1,7 @@
-"""The report: one HTML page with everything in it, so that it opens offline and can be mailed.
+"""Writes the report: one HTML page with everything in it, which opens offline and can be mailed.
 
-Nothing of the run folder reaches the page unescaped, and a content security policy in the page
-forbids scripts and loads all the same. No clock: the same run gives the same bytes.
+All text from the run folder is escaped, and besides a content security policy in the page forbids
+scripts and loads. No clock is read: the same run gives the same bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PHASE_ROWS: tuple[tuple[str, Callable[[PhaseRecord], str]], ...] = (
 
 
 def _held_out_rows() -> Iterator[tuple[str, str, Callable[[float | None], str]]]:
-    """Yield (key, label, format) of all that a held-out evaluation may have found."""
+    """Yield key, label and format of each figure that a held-out evaluation may have."""
     for term in PRETRAINING.terms:
         yield term.accuracy, f"{term.label} accuracy", formats.percent
         if term.guess is not None:
@@ -53,11 +53,11 @@ def _held_out_rows() -> Iterator[tuple[str, str, Callable[[float | None], str]]]
 
 
 def write_report(run_dir: Path, output: Path | None = None) -> Path:
-    """Writes the report of a run folder, whole or not at all; returns where it lies.
+    """Write the report of a run folder, whole or not at all, and return its path.
 
     Args:
         run_dir: folder of a run, finished or not.
-        output: the HTML file; `report.html` in the run folder when None.
+        output: the HTML file; None for `report.html` in the run folder.
 
     Raises:
         CheckpointError: there is no such run folder.
@@ -66,13 +66,13 @@ def write_report(run_dir: Path, output: Path | None = None) -> Path:
     run = read_run(run_dir)
     page = render(run, draw_figures(run))
     path = run_dir / "report.html" if output is None else output
-    # A lone surrogate, which JSON can spell, has no UTF-8: as a reference it reads U+FFFD.
+    # A lone surrogate, which JSON can hold, has no UTF-8; as a reference it is shown as U+FFFD.
     _write_atomically(path, page.encode("utf-8", errors="xmlcharrefreplace"))
     return path
 
 
 def render(run: RunRecord, figures: Sequence[Figure]) -> str:
-    """The page as text."""
+    """Return the page as text."""
     title = escape(formats.plain(run.recipe or run.name))
     sections = [
         _header(run, title),
@@ -95,7 +95,7 @@ def render(run: RunRecord, figures: Sequence[Figure]) -> str:
 
 
 def escape(text: object) -> str:
-    """Text for HTML, in an element or an attribute."""
+    """Escape text for HTML, in an element or an attribute."""
     return html.escape(str(text), quote=True)
 
 
@@ -169,7 +169,7 @@ def _accuracy_cards(run: RunRecord) -> list[tuple[str, str, str]]:
 
 
 def _against_guess(term: Term, accuracy: float | None, guess: float | None) -> str:
-    """Return how an accuracy compares with the term's trivial guess; empty for a term without."""
+    """Return how an accuracy compares with the term's trivial guess; empty if it has none."""
     if term.guess is None:
         return ""
     if accuracy is None or not guess:
@@ -203,7 +203,7 @@ def _figures(figures: Sequence[Figure]) -> str:
 
 
 def _phase_table(run: RunRecord) -> str:
-    """One column a phase: that stays narrow, and has room for every quantity."""
+    """Return a table with a column per phase: it stays narrow and has room for every quantity."""
     if not run.phases:
         return ""
     head = "".join(
@@ -264,7 +264,7 @@ def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def _scrolling(table: str, label: str) -> str:
-    """A table that scrolls by itself on a narrow screen, by keyboard too."""
+    """Return a table in a box that scrolls on a narrow screen, by keyboard too."""
     return (
         f'<div class="scroll" role="region" aria-label="{escape(label)}" tabindex="0">{table}</div>'
     )

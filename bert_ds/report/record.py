@@ -1,7 +1,7 @@
-"""What a run folder holds, read with patience: a killed run leaves files missing or torn.
+"""Reads a run folder tolerantly: a killed run leaves files that are missing or incomplete.
 
-Whatever cannot be read is left out and said in words in `RunRecord.notes`. `samples_seen` is taken
-to start from zero in each phase, as `global_step` does.
+What cannot be read is left out, and `RunRecord.notes` lists it in words. `samples_seen` starts from
+zero in each phase, as `global_step` does.
 """
 
 from __future__ import annotations
@@ -26,29 +26,27 @@ COLUMNS = (
     "learning_rate", "grad_norm", "loss_scale", "step_s",
     "data_wait_s", "sequences_per_s", "tokens_per_s",
 )  # fmt: skip
-"""The numbers of one line of metrics.jsonl."""
+"""The numbers in a line of metrics.jsonl."""
 
 _COUNTERS = ("global_step", "skipped_steps", "samples_seen", "tokens_seen")
 
 
 @dataclass(frozen=True)
 class PhaseRecord:
-    """One phase: what summary.json says of it and what metrics.jsonl recorded.
-
-    Attributes:
-        name: as in the recipe.
-        facts: its entry in summary.json, empty when there is none.
-        columns: one float64 [updates] for each of `COLUMNS`, NaN where a value is missing.
-        samples_before: samples of all earlier phases; where the phase starts on the x axis.
-    """
+    """What summary.json and metrics.jsonl hold of one phase."""
 
     name: str
+    """Name of the phase in the recipe."""
     facts: Mapping[str, Any]
+    """The phase's entry in summary.json; empty if there is none."""
     columns: Mapping[str, Floats]
+    """float64 [updates] for each of `COLUMNS`, NaN where a value is missing."""
     samples_before: float = 0.0
+    """Samples of all earlier phases: where the phase starts on the x axis."""
 
     @property
     def num_records(self) -> int:
+        """Number of updates in metrics.jsonl."""
         return len(self.columns["samples_seen"])
 
     @property
@@ -58,7 +56,7 @@ class PhaseRecord:
 
     @property
     def data_wait_share(self) -> Floats:
-        """Waiting for data as a fraction of `step_s` (which contains it), float64 [updates]."""
+        """Fraction of `step_s` that was spent waiting for data, float64 [updates]."""
         step_s = self.columns["step_s"]
         return np.divide(
             self.columns["data_wait_s"], step_s, out=np.full_like(step_s, np.nan), where=step_s > 0
@@ -66,15 +64,15 @@ class PhaseRecord:
 
     @property
     def is_past_its_summary(self) -> bool:
-        """Whether metrics.jsonl goes further than summary.json, which is then out of date."""
-        said, recorded = number_in(self.facts, "samples_seen"), self._last("samples_seen")
-        return said is not None and recorded is not None and recorded > said
+        """Whether summary.json is out of date: metrics.jsonl has later updates."""
+        summarised, recorded = number_in(self.facts, "samples_seen"), self._last("samples_seen")
+        return summarised is not None and recorded is not None and recorded > summarised
 
     def fact(self, key: str) -> float | None:
-        """A number of summary.json; where it has none or is out of date, that of metrics.jsonl."""
-        said = number_in(self.facts, key)
-        if said is not None and not self.is_past_its_summary:
-            return said
+        """Return a number of summary.json or, if that is missing or out of date, metrics.jsonl."""
+        summarised = number_in(self.facts, key)
+        if summarised is not None and not self.is_past_its_summary:
+            return summarised
         if key in _COUNTERS:
             recorded = self._last(key)
         elif key == "final_loss":
@@ -83,10 +81,10 @@ class PhaseRecord:
             recorded = total(self.columns["step_s"])
         else:
             recorded = None
-        return said if recorded is None else recorded
+        return summarised if recorded is None else recorded
 
     def median(self, column: str) -> float | None:
-        """The median of a column over the phase."""
+        """Return the median of a column over the phase; None if it has no values."""
         values = self.data_wait_share if column == "data_wait_share" else self.columns[column]
         finite = values[np.isfinite(values)]
         return float(np.median(finite)) if len(finite) else None
@@ -98,32 +96,39 @@ class PhaseRecord:
 
 
 class HeldOutFigures(NamedTuple):
-    """What the held-out evaluation found for a term, as far as the summary has it."""
+    """Results of the held-out evaluation for a term; None for what the summary lacks."""
 
     loss: float | None
-    """Nats an answer."""
+    """Mean loss of an answer, nats."""
     accuracy: float | None
-    """Share of correct answers."""
+    """Fraction of correct answers."""
     guess: float | None
     """Accuracy of the trivial guess."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run folder. `summary` is empty and `config` None where the file is missing or torn."""
+    """The content of a run folder."""
 
     name: str
+    """Name of the folder."""
     summary: Mapping[str, Any]
+    """Content of summary.json; empty if the file is missing or incomplete."""
     config: Any
+    """Content of config.json; None if the file is missing or incomplete."""
     phases: tuple[PhaseRecord, ...]
+    """The phases that have begun, in order."""
     notes: tuple[str, ...]
+    """Sentences on what is missing or unusual."""
 
     @property
     def recipe(self) -> str:
+        """Name of the recipe; empty if unknown."""
         return text_in(self.summary, "recipe") or text_in(as_mapping(self.config), "recipe")
 
     @property
     def status(self) -> str:
+        """Status of the run, in words."""
         if any(phase.is_past_its_summary for phase in self.phases):
             return "running or killed"
         default = "status not recorded" if self.summary else "running or killed"
@@ -131,6 +136,7 @@ class RunRecord:
 
     @property
     def held_out(self) -> Mapping[str, Any]:
+        """Results of the last held-out evaluation; empty if there are none."""
         return as_mapping(self.summary.get("held_out"))
 
     def held_out_of(self, term: Term) -> HeldOutFigures:
@@ -140,7 +146,7 @@ class RunRecord:
         return HeldOutFigures(loss, accuracy, guess)
 
     def total(self, key: str) -> float | None:
-        """Return the sum of a fact over the phases that know it."""
+        """Return the sum of a fact over the phases that have it; None if none has."""
         known = [value for phase in self.phases if (value := phase.fact(key)) is not None]
         return math.fsum(known) if known else None
 
@@ -150,10 +156,14 @@ class _Metrics:
     """The lines of metrics.jsonl by phase, in order of first appearance."""
 
     phases: dict[str, dict[str, array[float]]] = field(default_factory=dict)
+    """The columns of each phase, by its name."""
     num_unreadable: int = 0
+    """Lines that are no row."""
     is_last_torn: bool = False
+    """Whether the last line is one of them."""
 
     def add(self, line: bytes) -> None:
+        """Add a line."""
         self.is_last_torn = False
         try:
             entry = json.loads(line)
@@ -173,10 +183,10 @@ class _Metrics:
 
 
 def read_run(run_dir: Path) -> RunRecord:
-    """Reads summary.json, metrics.jsonl and config.json of a run folder.
+    """Read summary.json, metrics.jsonl and config.json of a run folder.
 
     Raises:
-        CheckpointError: there is no such folder, or none of the three files is in it.
+        CheckpointError: there is no such folder, or it has none of the three files.
     """
     if not run_dir.is_dir():
         raise CheckpointError(
@@ -197,7 +207,7 @@ def read_run(run_dir: Path) -> RunRecord:
 
 
 def as_number(value: object) -> float | None:
-    """A finite JSON number as float; None for anything else."""
+    """Return a finite JSON number as float, and None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -208,23 +218,23 @@ def as_number(value: object) -> float | None:
 
 
 def as_mapping(value: object) -> Mapping[str, Any]:
-    """A JSON object, or an empty one in place of anything else."""
+    """Return a JSON object, and an empty one for anything else."""
     return value if isinstance(value, dict) else {}
 
 
 def number_in(mapping: Mapping[str, Any], key: str) -> float | None:
-    """The finite number under `key`, or None."""
+    """Return the finite number under `key`, or None."""
     return as_number(mapping.get(key))
 
 
 def text_in(mapping: Mapping[str, Any], key: str) -> str:
-    """The text under `key` on one line, or an empty string."""
+    """Return the text under `key` on one line, or an empty string."""
     value = mapping.get(key)
     return formats.plain(value) if isinstance(value, str) else ""
 
 
 def total(values: Floats) -> float | None:
-    """The sum of the finite values; None when there are none."""
+    """Return the sum of the finite values; None if there are none."""
     finite = values[np.isfinite(values)]
     return float(finite.sum()) if len(finite) else None
 
@@ -251,7 +261,7 @@ def _read_metrics(path: Path, notes: list[str]) -> _Metrics:
         return metrics
     except OSError as err:
         notes.append(f"{path.name} cannot be read to its end ({formats.plain(err)}).")
-    # A torn last line is what any kill leaves: no fault, and nothing that a reader could act on.
+    # Any kill may leave an incomplete last line: it is no fault, and a reader can do nothing.
     num_unreadable = metrics.num_unreadable - metrics.is_last_torn
     if num_unreadable:
         notes.append(f"{path.name}: {num_unreadable:,} unreadable line(s) left out.")
@@ -285,7 +295,7 @@ def _phases(
 
 
 def _without_repeats(recorded: Mapping[str, array[float]]) -> tuple[dict[str, Floats], int]:
-    """Columns without the updates that a resumed run made again, and how many those were."""
+    """Return columns without the updates that a resumed run made again, and the number of those."""
     columns = {name: np.array(values, dtype=np.float64) for name, values in recorded.items()}
     samples_seen = columns["samples_seen"]
     if not len(samples_seen):

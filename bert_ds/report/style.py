@@ -1,4 +1,4 @@
-"""The style sheet of a report: one column on a telephone, light and dark as the reader's system.
+"""The style sheet of a report: one column on a telephone, light or dark like the reader's system.
 
 Figures stay on a light card in both, so that their text keeps its contrast.
 """

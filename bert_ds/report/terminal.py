@@ -1,4 +1,4 @@
-"""The outcome of a run as a few lines of plain text: what was made, and where it lies."""
+"""Formats the outcome of a run as a few lines of plain text, with the files that it made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADER = ("phase", "length", "updates", "samples", "final loss", "sequences/s",
 
 
 def summary_table(run_dir: Path) -> str:
-    """A short table for a terminal: phases, held-out figures, and the files that were made.
+    """Return a short table for a terminal: phases, held-out figures, and the files of the run.
 
     Raises:
         CheckpointError: there is no such run folder.
@@ -32,7 +32,7 @@ def summary_table(run_dir: Path) -> str:
 
 
 def layout_of(run: RunRecord) -> str:
-    """World size, ZeRO stage and precision, as far as the summary has them."""
+    """Return world size, ZeRO stage and precision, as far as the summary has them."""
     world_size = number_in(run.summary, "world_size")
     zero_stage = number_in(run.summary, "zero_stage")
     parts = []
@@ -45,7 +45,7 @@ def layout_of(run: RunRecord) -> str:
 
 
 def held_out_sentence(run: RunRecord) -> str:
-    """Return the terms' accuracies, against the trivial guess, and losses; empty without them."""
+    """Return accuracies, compared with trivial guesses, and losses of the terms as one line."""
     parts = []
     for term in PRETRAINING.terms:
         loss, accuracy, guess = run.held_out_of(term)
@@ -60,7 +60,7 @@ def held_out_sentence(run: RunRecord) -> str:
 
 
 def updates_of(phase: PhaseRecord) -> str:
-    """Applied updates, of how many where that is known: 120 of 300."""
+    """Return the applied updates, and of how many if that is known: 120 of 300."""
     done, planned = count(phase.fact("global_step")), phase.fact("total_steps")
     return done if planned is None else f"{done} of {count(planned)}"
 
@@ -87,7 +87,7 @@ def _made(run: RunRecord, run_dir: Path) -> list[tuple[str, str]]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns: the first to the left, numbers to the right."""
+    """Align rows in columns: the first column to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,16 +1,23 @@
 """The counts of an update over all ranks, reduced while the update before it is computed.
 
 The denominators of the loss are counts over all ranks, which must be known before the first forward
-pass. Waiting for them then costs a round over the network in every update: microseconds on two
-hosts, but gloo passes sums around a ring, so that it grows with the number of ranks. Here the
-all-reduce of an update starts when its rows are there, while the one before it is computed.
+pass. Waiting for them at that point would cost a round over the network in every update:
+microseconds on two hosts, but gloo passes sums around a ring, so the time grows with the number of
+ranks. Here the all-reduce of an update starts as soon as its rows are there, while the update
+before it is computed.
 
 Hard here: every rank must start the same all-reduces in the same order, or all of them hang. Each
-rank starts one when its own rows are there, early or late; that is safe since an update has exactly
-one sum (and, where micro batches are packed, one maximum before it) and since nothing else uses
-their process group. What must not change: whether an update is prefetched at all depends only on
-what all ranks know, and after an error that all ranks share, `drain` starts and finishes what other
-ranks may have started.
+rank starts one when its own rows are there, early or late. That is safe because an update has
+exactly one sum (and, where micro batches are packed, one maximum before it) and because nothing
+else uses their process group. What must not change:
+
+- Whether the next update may be prefetched before this one has ended depends only on what all ranks
+  know (`Loop` asks for it only where the phase cannot end first). Otherwise a rank would leave the
+  loop with an all-reduce started that another rank never starts.
+- After an error that all ranks share, every rank calls `drain`: it starts what other ranks may have
+  started, finishes it and drops the result, so that the next phase begins with nothing pending.
+- The rows come from a thread (`bert_ds.data.stream.Prefetcher`); all-reduces are started by the
+  thread that trains, never by that one.
 """
 
 from __future__ import annotations
@@ -68,11 +75,11 @@ class CountedUpdates:
         all_reduce_max_async: AllReduceAsync,
         stop_requested: Callable[[], bool],
     ) -> None:
-        """Take the parts.
+        """Start nothing yet.
 
         Args:
             updates: this rank's updates.
-            is_next_ready: whether the next one is there without waiting.
+            is_next_ready: whether the next update is there without waiting.
             all_reduce_sum_async: starts a sum over the ranks, one an update.
             all_reduce_max_async: starts a maximum over the ranks, one an update that is packed.
             stop_requested: whether this rank was asked to stop.
@@ -95,7 +102,10 @@ class CountedUpdates:
             self._start(next(self._updates))
 
     def try_prefetch(self) -> None:
-        """Do the same where the rows are there already; all ranks call it for the same updates."""
+        """Do what `prefetch` does, if the rows are there already; never wait.
+
+        All ranks call it for the same updates, and some of them may have the rows and others not.
+        """
         if self._started is None and self._is_next_ready():
             self._start(next(self._updates))
 
@@ -121,7 +131,7 @@ class CountedUpdates:
     def drain(self) -> None:
         """Finish, after an error that all ranks share, what some of them have started.
 
-        Otherwise those would be one all-reduce ahead of the others for ever.
+        Otherwise those ranks would stay one all-reduce ahead of the others.
         """
         if self._started is None:
             most = self._all_reduce_max_async([0]) if self._is_packed else None

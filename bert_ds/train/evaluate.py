@@ -1,4 +1,15 @@
-"""Held-out evaluation: exact counts over all ranks, no row twice, none left out."""
+"""Held-out evaluation over all ranks: every held-out row counts exactly once.
+
+The micro batches of the split are numbered, and rank r computes those whose number is r modulo the
+world size. Each rank adds up its sums and counts in float64; one all-reduce adds up those of all
+ranks, and only then are means taken. A mean of the ranks' means would be wrong, since shares differ
+in size.
+
+Hard here: under ZeRO 3 each forward pass gathers the weights from all ranks, so all ranks must run
+equally many, or those that run more hang. A rank with fewer micro batches runs one row again and
+drops the result. What must not change: how many passes a rank runs follows from the manifest and
+the world size alone, and the result is reduced after the last of them.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +40,9 @@ class HeldOutResult:
     """How well the model does on rows that it was not trained on."""
 
     sequence_length: int
-    """Of the dataset."""
+    """Tokens of the dataset's longest rows."""
     sequences: int
-    """Rows evaluated."""
+    """Number of rows evaluated."""
     figures: dict[str, Any]
     """Answers, losses in nats, accuracies and trivial guesses, as `ObjectiveSet.held_out`."""
 
@@ -62,7 +73,7 @@ class HeldOutRows:
 
     @property
     def num_rows(self) -> int:
-        """Rows that are used."""
+        """Number of rows that are used."""
         held = sum(self.reader.block_counts)
         return min(held, self.max_sequences or held)
 
@@ -76,7 +87,10 @@ class HeldOutRows:
         return number
 
     def batches(self, rank: int, world_size: int) -> Iterator[tuple[int, Batch]]:
-        """Yield rows and tensors of every world_size-th micro batch, never across blocks."""
+        """Yield the number of rows and the tensors of each micro batch of a rank.
+
+        A micro batch never crosses a block, so a rank reads only the blocks that it has rows of.
+        """
         number = begin = 0
         for block_number, count in enumerate(self.reader.block_counts):
             used = max(0, min(count, self.num_rows - begin))
@@ -84,14 +98,16 @@ class HeldOutRows:
             mine = [s for index, s in enumerate(starts, number) if index % world_size == rank]
             block = self.reader.read(block_number) if mine else None
             for start in mine:
-                assert block is not None, "it is read where there is a micro batch in it"
+                assert block is not None, (
+                    "the block is read where it has a micro batch of this rank"
+                )
                 rows = np.arange(start, min(start + self.micro_batch_size, used), dtype=np.int64)
                 yield len(rows), lay_out(self._masked(block, rows, begin), self.layout)
             number += len(starts)
             begin += count
 
     def one_row(self) -> Batch:
-        """Return a micro batch of the first row, for computing without a result."""
+        """Return a micro batch of the first row, for a forward pass whose result is dropped."""
         return lay_out(select_rows(self.reader.read(0), np.arange(1)), self.layout)
 
     def _masked(self, block: Block, rows: Any, begin: int) -> Block:
@@ -115,9 +131,9 @@ def evaluate_held_out(
     Args:
         config: settings of the run.
         data: the dataset.
-        model: what is evaluated.
-        comm: the ranks, of which each computes every world_size-th micro batch.
-        engine: the engine that has taken the model, where one has.
+        model: the model to evaluate.
+        comm: the ranks, which share the micro batches.
+        engine: the engine that trains the model; None outside training.
         progress: called with the number of each batch before it is computed.
 
     Raises:
@@ -143,7 +159,7 @@ def evaluate_held_out(
             rows, forward, model.vocab_size, (world.rank, world.world_size), comm.device, progress
         )
         if engine is not None and engine.is_partitioned:
-            # A forward pass under ZeRO 3 is collective: ranks with fewer batches repeat a row.
+            # A forward pass under ZeRO 3 is collective: a rank with fewer batches repeats a row.
             most = -(-rows.num_batches() // world.world_size)
             again = rows.one_row().to(comm.device)
             for number in range(num_computed, most):
@@ -161,7 +177,7 @@ def _sums_over(
     device: torch.device,
     progress: Callable[[int], None],
 ) -> tuple[int, torch.Tensor]:
-    """Compute this rank's share: the number of its batches, and its totals as `_result` reads them.
+    """Compute this rank's share of the held-out rows.
 
     Args:
         rows: the held-out rows.
@@ -172,8 +188,9 @@ def _sums_over(
         progress: called with the number of each batch before it is computed.
 
     Returns:
-        The totals are float64 on the device: the sums of the terms, their numbers of answers, rows,
-        and for each trivial guess how often each class was the answer.
+        The number of this rank's batches, and its totals as `_result` reads them, float64 on the
+        device: the sums of the terms, their numbers of answers, the number of rows, and for each
+        trivial guess how often each class was the answer.
     """
     terms = PRETRAINING.terms
     guesses = [term.guess for term in terms if term.guess is not None]
@@ -198,7 +215,7 @@ def _sums_over(
 
 
 def _result(totals: list[float], data: setup.PhaseData, vocab_size: int) -> HeldOutResult:
-    """Return the result from the totals of all ranks."""
+    """Return the result that follows from the totals of all ranks."""
     terms = PRETRAINING.terms
     sums, rest = totals[: 2 * len(terms)], totals[2 * len(terms) :]
     num_answers = {term.name: int(rest[place]) for place, term in enumerate(terms)}

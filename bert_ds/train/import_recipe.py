@@ -1,53 +1,45 @@
-"""From a Hugging Face folder to a recipe that trains it further.
+"""Turns a Hugging Face folder into a recipe that trains its model further.
 
-The recipe folder is self-contained: recipe.json and its DeepSpeed JSONs as they were, but for the
-model's shape and `init_from`, and the model itself in INIT, a Hugging Face folder with the
-vocabulary that data must be prepared with.
+The recipe folder is self-contained. It holds recipe.json and the DeepSpeed JSONs of another recipe,
+in which only the model's shape and `init_from` change, and the model itself in INIT: a Hugging Face
+folder with the vocabulary that data must be prepared with.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from bert_ds.config.loading import find_recipe, load_run_config
+from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError, ConfigError
 from bert_ds.files import folder_written_at_once, read_json_object, write_json
-from bert_ds.model.bert.hf import ImportedModel
 from bert_ds.model.families import PretrainingModel, family_of, family_of_folder
 from bert_ds.model.hf_tokenizer import FolderTokenizer, read_tokenizer
 
 INIT = "init"
 """The model's folder within the recipe's."""
 
-_OF_THE_VOCABULARY = (
-    "bert.embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.weight",
-    "cls.predictions.bias",
-)
-
 
 @dataclass(frozen=True)
 class ImportedRecipe:
-    """What became of a Hugging Face folder.
-
-    Attributes:
-        vocabulary: file to prepare data with.
-        tokenizer: how text is cut.
-        missing: parameters of the heads that the folder lacks; they begin at random.
-        ignored: tensors of the folder that have no place in the model.
-        num_rows_cut: rows of the word embeddings that belonged to no piece.
-    """
+    """What was found in a Hugging Face folder, and what data must be prepared with."""
 
     vocabulary: Path
+    """The vocabulary file to prepare data with."""
     tokenizer: FolderTokenizer
+    """How text is cut into pieces."""
     missing: tuple[str, ...]
+    """Parameters of the heads that the folder lacks; they begin at random."""
     ignored: tuple[str, ...]
+    """Tensors of the folder that have no place in the model."""
     num_rows_cut: int
+    """Rows of the word embeddings that belonged to no piece and were left out."""
 
 
 def import_as_recipe(folder: Path, recipe: Path, output_dir: Path) -> ImportedRecipe:
@@ -55,13 +47,13 @@ def import_as_recipe(folder: Path, recipe: Path, output_dir: Path) -> ImportedRe
 
     Args:
         folder: a `BertForPreTraining`, `BertForMaskedLM` or `BertModel`, or a task's model.
-        recipe: phases, schedules and DeepSpeed settings come from it, the model's shape does not.
-        output_dir: new or empty.
+        recipe: the recipe that phases, schedules and DeepSpeed settings are taken from.
+        output_dir: the folder to write, new or empty.
 
     Raises:
         CheckpointError: there is no BERT in `folder`, or `output_dir` holds something.
-        ConfigError: the recipe is broken, or asks for what the model cannot (rows that are longer
-            than its position embeddings).
+        ConfigError: the recipe is broken, or asks for what the model cannot do (rows that are
+            longer than its position embeddings).
         DataError: the vocabulary does not fit the weights.
     """
     if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
@@ -70,7 +62,7 @@ def import_as_recipe(folder: Path, recipe: Path, output_dir: Path) -> ImportedRe
     seed = load_run_config(recipe).seed
     tokenizer, imported = read_tokenizer(folder), family_of_folder(folder).import_hf(folder)
     num_cut = imported.config.vocab_size - len(tokenizer.pieces)
-    model = _whole_model(imported, len(tokenizer.pieces), seed)
+    model = _whole_model(imported.config, imported.weights, len(tokenizer.pieces), seed)
     with folder_written_at_once(output_dir.absolute()) as new:
         vocabulary = new / "vocab.txt"
         vocabulary.write_text("".join(f"{piece}\n" for piece in tokenizer.pieces), "utf-8")
@@ -94,20 +86,29 @@ def import_as_recipe(folder: Path, recipe: Path, output_dir: Path) -> ImportedRe
 
 
 @torch.no_grad()
-def _whole_model(imported: ImportedModel, num_pieces: int, seed: int) -> PretrainingModel:
-    """The folder's weights; what it lacks of the heads as a run of that seed would begin.
+def _whole_model(
+    config: ModelConfig, weights: Mapping[str, torch.Tensor], num_pieces: int, seed: int
+) -> PretrainingModel:
+    """Return the folder's model; heads that it lacks begin as in a run with that seed.
 
-    Rows of the vocabulary beyond its pieces go: they only round its size up.
+    Rows of the vocabulary beyond its pieces are cut off: they only round its size up. Where there
+    are fewer rows than pieces, the export raises the error.
+
+    Args:
+        config: shape of the folder's model.
+        weights: parameter name to tensor.
+        num_pieces: pieces of its vocabulary.
+        seed: of the recipe.
     """
-    vocab_size = min(imported.config.vocab_size, num_pieces)  # fewer rows are told by the export
-    config = imported.config.model_copy(update={"vocab_size": vocab_size})
+    vocab_size = min(config.vocab_size, num_pieces)
+    config = config.model_copy(update={"vocab_size": vocab_size})
     family = family_of(config)
     model = family.build(config)
     family.init_weights(model, seed)
     parameters = dict(model.named_parameters())
-    for name, tensor in imported.weights.items():
-        is_of_vocabulary = name in _OF_THE_VOCABULARY
-        parameters[name].copy_(tensor[:vocab_size] if is_of_vocabulary else tensor)
+    for name, tensor in weights.items():
+        # Shapes are equal, except that a parameter with a row a piece may have fewer rows now.
+        parameters[name].copy_(tensor[: len(parameters[name])])
     return model
 
 

@@ -1,4 +1,4 @@
-"""Training that begins with the weights of a Hugging Face folder instead of random ones."""
+"""Checks and loads the weights of a Hugging Face folder that training begins with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from data_prep.contract.storage import sha256_file
 
 log = logging.getLogger(__name__)
 
-# What may differ from the folder's: it is of training, not of the weights.
+# Settings that may differ from the folder's: they belong to training, not to the weights.
 _FREE_FIELDS = {"hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"}
 
 
@@ -23,9 +23,9 @@ def check_init_from(config: RunConfig, data: Path, manifest: Manifest) -> None:
     """Refuse weights that do not belong to the recipe's model or to the data, before training.
 
     Args:
-        config: settings; `init_from` may be None.
+        config: settings of the run; without `init_from` there is nothing to check.
         data: a dataset folder.
-        manifest: of it.
+        manifest: the dataset's manifest.
 
     Raises:
         CheckpointError: there is no BERT in the folder.
@@ -65,12 +65,12 @@ def check_init_from(config: RunConfig, data: Path, manifest: Manifest) -> None:
 
 @torch.no_grad()
 def load_init_from(model: PretrainingModel, folder: Path, is_main: bool = True) -> None:
-    """Give a model the weights of a Hugging Face folder; what the folder lacks stays as it is.
+    """Load the weights of a Hugging Face folder into a model; what the folder lacks is kept.
 
     Args:
-        model: of the folder's shape, with initial weights.
-        folder: Hugging Face's, checked by `check_init_from`.
-        is_main: whether this rank says what was found.
+        model: a model of the folder's shape, with initial weights.
+        folder: a Hugging Face folder, checked by `check_init_from`.
+        is_main: whether this rank logs what was found.
 
     Raises:
         CheckpointError: the weights cannot be read, or the encoder is not whole.

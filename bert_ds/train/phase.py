@@ -1,4 +1,4 @@
-"""One phase of a run: its model, engine, data and loop, from where it stands to its end."""
+"""One phase of a run: builds its model, engine, data and loop, and trains it to its end."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ log = logging.getLogger(__name__)
 
 
 def run_phase(run: Run, phase_index: int, checkpoint: Path | None) -> None:
-    """Train one phase to its end, from the checkpoint or, without one, from nothing.
+    """Train one phase to its end, from a checkpoint or, without one, from the initial weights.
 
     Args:
-        run: opened and checked.
-        phase_index: of the recipe's phases.
-        checkpoint: folder of one of this phase, or of the end of the phase before. It is read
-            here and not by the caller, who would keep its tensors in memory through the phase.
+        run: the run, opened and checked.
+        phase_index: number of the phase in the recipe, from 0.
+        checkpoint: folder of a checkpoint of this phase, or of the end of the phase before. It is
+            read here and not by the caller, who would keep its tensors in memory all the time.
 
     Raises:
-        StopRequested: a stop was asked for; its state is saved.
-        DivergedError: training has diverged, and going back was not asked for or does not help.
+        StopRequested: a stop was requested; the state is saved.
+        DivergedError: training has diverged, and a rollback is not configured or not possible.
     """
     while True:
         is_complete = _Phase.open(run, phase_index, checkpoint).train()
@@ -76,22 +76,36 @@ def release_memory(device: torch.device) -> None:
 class _Phase:
     """A phase with its model, engine, data and loop; the loop's `Actions`.
 
-    Every phase builds a model of its own: what an engine makes of one (half precision, flat
-    buffers, partitions) ends with the phase.
+    Every phase builds its own model: what an engine makes of one (half precision, flat buffers,
+    partitions) ends with the phase.
     """
 
     run: Run
+    """What all phases share."""
     index: int
+    """Number of the phase in the recipe, from 0."""
     model: PretrainingModel
+    """The model, which the engine trains in place."""
     parts: setup.PhaseSetup
+    """Engine, stream of rows and batch sizes."""
     state: TrainState
+    """The counters, which the loop advances."""
     sinks: list[Sink]
+    """Where metrics go; none except on rank 0."""
     meter: Meter
+    """Gathers metrics and hands them to the sinks."""
     writer: CheckpointWriter
+    """Writes checkpoints; used on rank 0 only."""
 
     @classmethod
     def open(cls, run: Run, index: int, path: Path | None) -> _Phase:
-        """Build everything that the phase needs, with the state of the checkpoint at `path`."""
+        """Build everything that the phase needs, with the state of the checkpoint at `path`.
+
+        Args:
+            run: the run, opened and checked.
+            index: number of the phase in the recipe, from 0.
+            path: folder of a checkpoint; None for the start of the run.
+        """
         phase = run.config.phases[index]
         run.watchdog.progress(f"{phase.name}: building the model and its engine")
         checkpoint = load_checkpoint(path) if path else None
@@ -104,22 +118,22 @@ class _Phase:
             run.comm.all_reduce,
             sinks,
             norms_by_layer=run.config.logging.norms_by_layer,
-            speed=setup.speed_of(run.config, phase, run.world, run.device),
+            throughput=setup.throughput_of(run.config, phase, run.world, run.device),
         )
         writer = CheckpointWriter(run.folder.checkpoints, run.config.checkpoint)
         return cls(run, index, model, parts, state, sinks, meter, writer)
 
     @property
     def config(self) -> PhaseConfig:
-        """Its settings."""
+        """Settings of the phase."""
         return self.run.config.phases[self.index]
 
     def train(self) -> bool:
-        """Train to the end; return False where it has gone back and must be opened again.
+        """Train to the end; return False after a rollback, when the phase must be opened again.
 
         Raises:
-            StopRequested: a stop was asked for; its state is saved.
-            DivergedError: it has diverged, and there is no going back.
+            StopRequested: a stop was requested; the state is saved.
+            DivergedError: training has diverged, and there is no rollback.
         """
         run, state = self.run, self.state
         started, started_samples = time.monotonic(), state.samples_seen
@@ -147,7 +161,7 @@ class _Phase:
             run.folder.update_summary(phases=phase_entries(run.config, run.folder.metrics))
         self.parts.engine.destroy()
         if diverged:
-            self._go_back(diverged)
+            self._roll_back_or_raise(diverged)
         elif not is_complete:
             self._raise_stop()
         elif run.is_main:
@@ -180,7 +194,7 @@ class _Phase:
         )
 
     def progress(self, what: str) -> None:
-        """Note what begins, for the watchdog."""
+        """Note for the watchdog what begins now."""
         self.run.watchdog.progress(what)
 
     def evaluate(self) -> EvaluationOutcome:
@@ -222,11 +236,11 @@ class _Phase:
         return EvaluationOutcome(*(bool(flag) for flag in flags))
 
     def save(self, *, is_phase_end: bool, is_best: bool) -> None:
-        """Have rank 0 write a checkpoint of the present state; every rank calls it.
+        """Have rank 0 write a checkpoint of the present state; all ranks call it together.
 
         Args:
             is_phase_end: whether the phase is complete.
-            is_best: whether its held-out result is the best of the phase.
+            is_best: whether the held-out result is the best of the phase so far.
         """
         run, phase, state, engine = self.run, self.config, self.state, self.parts.engine
         manifest = run.data[self.index].manifest
@@ -252,8 +266,8 @@ class _Phase:
 
         run.comm.run_on_all_ranks(submit)
 
-    def _go_back(self, cause: str) -> None:
-        """Make an earlier checkpoint the newest where that is asked for; else raise the error."""
+    def _roll_back_or_raise(self, cause: str) -> None:
+        """Make an earlier checkpoint the newest one if that is configured; else raise the error."""
         run, config = self.run, self.run.config.divergence
 
         def choose() -> bool:
@@ -273,13 +287,13 @@ class _Phase:
             self.run.folder.update_summary(status="interrupted")
             log.info("stopped in %s at update %d", name, step)
         raise StopRequested(
-            f"stopped on request in {name} after update {step}; the state is "
-            "saved, the same command (with --resume auto, the default) goes on from there"
+            f"stopped on request in {name} after update {step}; the state is saved. Run the same "
+            "command (with --resume auto, the default) to resume from there"
         )
 
 
 def model_with_weights(run: Run, checkpoint: Checkpoint | None) -> PretrainingModel:
-    """Build the model with the checkpoint's weights or, without one, with those it begins with."""
+    """Build the model with a checkpoint's weights or, without one, with the run's initial ones."""
     model = setup.build_model(run.config, run.device)
     if checkpoint is not None:
         load_weights(model, checkpoint)
@@ -294,10 +308,11 @@ def _restore_state(
     """Load weights and optimizer state into the phase's engine; return the counters to start from.
 
     Args:
-        run: opened and checked.
-        phase_index: of the recipe's phases.
+        run: the run, opened and checked.
+        phase_index: number of the phase in the recipe, from 0.
         parts: the phase's engine and stream.
-        checkpoint: of this phase or the end of the one before; None for the start of the run.
+        checkpoint: one of this phase or of the end of the phase before; None for the start of the
+            run.
     """
     phase = run.config.phases[phase_index]
     if checkpoint is None:
@@ -340,7 +355,7 @@ def _open_sinks(run: Run, phase_index: int, state: TrainState) -> list[Sink]:
 
 
 def _later_work(run: Run, phase_index: int) -> float:
-    """FLOPs of the phases after this one by those of this one."""
+    """Return the FLOPs of the phases after this one, as a multiple of those of this one."""
     flops = [
         setup.expected_flops(run.config.model, phase, data.manifest)
         for phase, data in zip(run.config.phases, run.data, strict=True)
@@ -349,7 +364,7 @@ def _later_work(run: Run, phase_index: int) -> float:
 
 
 def _samples_before(config: RunConfig, phase_index: int) -> int:
-    """Rows of the phases before this one, where each has all its updates."""
+    """Return the rows of the phases before this one, each of which has made all its updates."""
     return sum(
         earlier.total_steps * earlier.deepspeed.train_batch_size
         for earlier in config.phases[:phase_index]

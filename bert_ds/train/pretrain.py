@@ -1,7 +1,7 @@
-"""One run over all phases: from where it stands to the held-out result.
+"""One run over all phases, from its last checkpoint to the held-out result.
 
-Each phase gets an engine of its own. What passes from one to the next passes through the checkpoint
-at the phase's end, also in a run that is never interrupted, so that both ways are one.
+Each phase has its own engine. One phase hands its weights to the next through the checkpoint at its
+end, even if the run is never interrupted: resumed and uninterrupted runs take the same path.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def run_pretraining(run: Run, resume: str) -> None:
     """Train the phases that are not complete, then evaluate, then write the summary.
 
     Args:
-        run: opened and checked.
+        run: the run, opened and checked.
         resume: `auto`, `never`, or the path of a checkpoint.
 
     Raises:
-        StopRequested: a signal ended training at an update boundary; its state is saved.
+        StopRequested: a request ended training between two updates; the state is saved.
     """
     path, state = _find_checkpoint(run, resume)
-    if run.is_main:  # from here on the folder is written: all that can be refused has been
+    if run.is_main:  # all checks are done: from here on the folder is written to
         run.folder.write_config(run.config, run.origin)
         data = run.data[0]
         run.folder.keep_vocabulary(data.vocabulary, asdict(data.manifest.vocabulary))
@@ -53,7 +53,7 @@ def run_pretraining(run: Run, resume: str) -> None:
         for phase_index in range(first, len(run.config.phases)):
             run_phase(run, phase_index, path)
             path = latest_checkpoint(run)
-    # A signal from here on ends the process at once: all that training made is saved.
+    # From here on a signal ends the process immediately: all that training has made is saved.
     result = None
     if run.data[-1].manifest.totals("valid").rows:
         if run.is_main:
@@ -70,7 +70,7 @@ def run_pretraining(run: Run, resume: str) -> None:
 
 
 def _find_checkpoint(run: Run, resume: str) -> tuple[Path | None, CheckpointState | None]:
-    """Return the checkpoint to resume from and its state, the same on every rank; else Nones."""
+    """Return the checkpoint to resume from and its state, equal on all ranks; or None and None."""
     found = run.comm.run_on_all_ranks(lambda: _choose(run, resume) if run.is_main else "")
     path = run.comm.broadcast_text(found)
     if not path:
@@ -96,7 +96,7 @@ def _check_fits(run: Run, checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint of other data or of another recipe.
 
     Raises:
-        CheckpointError: names both values.
+        CheckpointError: something differs; the message names both values.
     """
     state = checkpoint.state
     names = [phase.name for phase in run.config.phases]

@@ -1,7 +1,8 @@
-"""Going back after a divergence: an earlier checkpoint goes on with the rows that come after it.
+"""Rollback after a divergence: training resumes from earlier weights, with the rows that follow.
 
-A divergence is often a batch that the model, at that moment, could not take. So the weights of some
-checkpoints ago continue, and the rows from there to the divergence are left out.
+A divergence often comes from a batch that the model could not learn from at that moment. So
+training continues with the weights of an earlier checkpoint, and the rows between that checkpoint
+and the divergence are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def may_roll_back(folder: RunFolder, config: DivergenceConfig) -> bool:
-    """Whether a divergence may be answered by going back once more."""
+    """Return whether the settings allow a rollback, or one more."""
     done = folder.read_summary().get("rollbacks", [])
     return config.action == "rollback" and len(done) < config.max_rollbacks
 
@@ -32,22 +33,22 @@ def roll_back(
     """Make an earlier checkpoint of the phase the newest one, at the present place in the data.
 
     Args:
-        folder: of the run; only the rank that owns it calls this.
-        config: how far back.
-        phase_index: of the phase that has diverged.
-        state: its counters at the divergence.
-        cause: what was seen, for the log.
+        folder: the run folder; only rank 0, which writes to it, calls this.
+        config: settings, among them how far to go back.
+        phase_index: number of the phase that has diverged.
+        state: the phase's counters at the divergence.
+        cause: message of the divergence, for the log.
 
     Returns:
-        What the checkpoint says as it is written now, or None where the phase has none yet.
+        The state of the checkpoint that was written, or None if the phase has no checkpoint yet.
     """
     found = [(path, load_state(path)) for path in whole_checkpoints(folder.checkpoints)]
     same = [(path, each) for path, each in found if each.phase_index == phase_index]
     if not same:
         return None
-    # those ahead are what an earlier rollback, or a run that went back by hand, has left behind
+    # Checkpoints with more steps are left from before an earlier rollback or a --resume PATH.
     newest = min(same[0][1].global_step, state.global_step)
-    behind: dict[int, Path] = {}  # a step once: a rollback writes the same weights anew
+    behind: dict[int, Path] = {}  # one path a step: a rollback writes the same weights again
     for path, each in same:
         if each.global_step <= newest and not each.is_phase_end:
             behind.setdefault(each.global_step, path)
@@ -62,7 +63,7 @@ def roll_back(
         "cause": cause,
     }
     done = [*folder.read_summary().get("rollbacks", []), entry]
-    folder.update_summary(rollbacks=done)  # first: a kill from here on counts it
+    folder.update_summary(rollbacks=done)  # first, so that it counts even if the process is killed
     until = chosen.state.rows_until
     moved = replace(
         chosen.state,

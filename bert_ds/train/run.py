@@ -1,4 +1,4 @@
-"""What all phases of a run share."""
+"""The objects that all phases of a run share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from bert_ds.checkpoint import pointers
 from bert_ds.checkpoint.content import CheckpointState
 from bert_ds.config.recipe import RunConfig
 from bert_ds.distributed.communicator import Communicator
@@ -22,39 +23,52 @@ from bert_ds.train.watchdog import Watchdog
 
 @dataclass
 class Run:
-    """What all phases of a run share.
-
-    `origin` says how the run was started; it is kept beside the settings. `data_may_differ` lets a
-    checkpoint go on with another dataset of the same vocabulary.
-    """
+    """A run that has started: ranks connected, folder claimed, datasets opened."""
 
     config: RunConfig
+    """All settings, checked."""
     world: World
+    """This rank among the others."""
     comm: Communicator
+    """Reductions and broadcasts over the ranks."""
     device: torch.device
+    """Where this rank computes."""
     folder: RunFolder
+    """The run folder, which rank 0 writes to."""
     data: list[setup.PhaseData]
+    """The dataset of each phase."""
     stop: StopFlag
+    """Whether this rank was asked to stop."""
     watchdog: Watchdog
+    """Ends this rank if it makes no progress."""
     origin: dict[str, Any]
+    """How the run was started; kept next to the settings in config.json."""
     data_may_differ: bool = False
+    """Whether a checkpoint may resume with another dataset of the same vocabulary."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes and talks."""
+        """Whether this rank writes files and logs."""
         return self.world.is_main
 
 
 def latest_checkpoint(run: Run) -> Path:
-    """Return the folder of the checkpoint that was just written, on every rank."""
-    text = ""
+    """Return the folder of the checkpoint that was just written, on all ranks."""
+    name = ""
     if run.is_main:
-        text = (run.folder.checkpoints / "latest").read_text().strip()
-    return run.folder.checkpoints / run.comm.broadcast_text(text)
+        path = pointers.latest(run.folder.checkpoints)
+        assert path is not None, "a phase ends with a checkpoint"
+        name = path.name
+    return run.folder.checkpoints / run.comm.broadcast_text(name)
 
 
 def drop_rows_after(run: Run, state: CheckpointState | None) -> None:
-    """Remove logged updates that the checkpoint does not know: they will be done again."""
+    """Remove the metrics of updates after a checkpoint: they will be made again.
+
+    Args:
+        run: the run; only rank 0 calls this.
+        state: state of the checkpoint; None removes the metrics of all updates.
+    """
     earlier = {phase.name for phase in run.config.phases[: state.phase_index if state else 0]}
 
     def is_kept(row: MetricsRow) -> bool:

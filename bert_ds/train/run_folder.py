@@ -1,12 +1,13 @@
-"""The run folder: whose it is, that nobody else writes to it, and what stands in it.
+"""The run folder: its files, which run it belongs to, and the lock against a second writer.
 
-config.json     the resolved settings and how the run was started
-vocab.txt       the vocabulary (vocab.json: its settings), so that the model can be used alone
-metrics.jsonl   one row an update        tensorboard/   the same as scalars
-evaluations.jsonl   one row an evaluation during training
-stop            made by whoever wants the run to save its state and end; a new start removes it
-checkpoints/    see `bert_ds.checkpoint.store`
-summary.json    what has come out so far
+config.json         the resolved settings, and how the run was started
+vocab.txt           the vocabulary (vocab.json: its settings), so that the model can be used alone
+metrics.jsonl       one row per update
+tensorboard/        the same as scalars
+evaluations.jsonl   one row per evaluation during training
+stop                a file that asks the run to save its state and end; a new start removes it
+checkpoints/        see `bert_ds.checkpoint.store`
+summary.json        the results so far
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from bert_ds.files import read_json_object, write_atomically
 
 log = logging.getLogger(__name__)
 
-# What may differ between two starts of one run: it changes speed, memory or reports alone.
+# Settings that may differ between two starts of one run: they change speed, memory or reports only.
 _FREE_KEYS = {
     "checkpoint", "data", "divergence", "evaluation", "execution", "heartbeat_s", "logging",
     "rendezvous_timeout_s", "watchdog_s",
@@ -53,16 +54,16 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """File with one row an update."""
+        """File with one row per update."""
         return self.path / "metrics.jsonl"
 
     @property
     def evaluations(self) -> Path:
-        """File with one row an evaluation during training."""
+        """File with one row per evaluation during training."""
         return self.path / "evaluations.jsonl"
 
     def evaluations_of(self, phase: str) -> list[dict[str, Any]]:
-        """The evaluations of a phase so far, in order."""
+        """Return the evaluations of a phase so far, in order."""
         if not self.evaluations.exists():
             return []
         lines = self.evaluations.read_text(encoding="utf-8").splitlines()
@@ -80,14 +81,14 @@ class RunFolder:
 
     @property
     def stop_file(self) -> Path:
-        """Whoever makes this file asks the run to save its state and end."""
+        """File whose appearance asks the run to save its state and end."""
         return self.path / "stop"
 
     def claim(self) -> None:
-        """Make the folder and hold it until this process ends.
+        """Create the folder and lock it until this process ends.
 
         Raises:
-            CheckpointError: it cannot be made or written, or another run holds it.
+            CheckpointError: it cannot be created or written, or another run holds its lock.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,7 @@ class RunFolder:
         except OSError as err:
             raise CheckpointError(
                 f"cannot write to the run folder {self.path}: {err.strerror or err}; choose "
-                "another --output-dir or mend its permissions"
+                "another --output-dir or correct its permissions"
             ) from err
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +110,7 @@ class RunFolder:
             log.warning("%s: no lock (%s); start no second run on it", self.path, err.strerror)
 
     def release(self) -> None:
-        """Let another process have the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -117,12 +118,12 @@ class RunFolder:
     def check_belongs_to(
         self, config: RunConfig, is_fresh_start: bool, others_may_differ: bool = False
     ) -> None:
-        """Check that the folder is new or holds the run of these settings. Writes nothing.
+        """Check that the folder is new or holds the run of these settings; write nothing.
 
         Args:
             config: resolved settings of the run.
-            is_fresh_start: whether the caller asked to start from nothing.
-            others_may_differ: whether differences are told and no obstacle, but for the model's.
+            is_fresh_start: whether the caller asked for a run from the beginning.
+            others_may_differ: whether differences are only logged.
 
         Raises:
             CheckpointError: it is the folder of a run with other settings, or a fresh start was
@@ -137,26 +138,26 @@ class RunFolder:
                 "or remove it"
             )
         differences = list(setting_differences(former, config))
-        told = "; ".join(differences[:5])
-        told += f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        listed = "; ".join(differences[:5])
+        listed += f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
         if differences and others_may_differ:
-            log.warning("going on with other settings (--override settings): %s", told)
+            log.warning("continuing with other settings (--override settings): %s", listed)
         elif differences:
             raise CheckpointError(
-                f"{self.path} is the folder of another run: {told}. Use its settings to go on with "
-                "it, or choose another --output-dir; --override settings goes on with these"
+                f"{self.path} is the folder of another run: {listed}. Use its settings to resume "
+                "it, or choose another --output-dir; --override settings continues with these"
             )
 
     def write_config(self, config: RunConfig, origin: dict[str, Any]) -> None:
-        """Keep the resolved settings, and beside them how the run was started."""
+        """Write config.json: the resolved settings, and how the run was started."""
         content = {"config": config.model_dump(mode="json"), **origin}
         write_atomically(self.path / "config.json", json.dumps(content, indent=2) + "\n")
 
     def read_config(self) -> RunConfig | None:
-        """The settings that the folder's run was last started with, or None in a new folder.
+        """Return the settings that the run was last started with; None in a new folder.
 
         Raises:
-            CheckpointError: config.json is there and cannot be used.
+            CheckpointError: config.json exists and cannot be used.
         """
         path = self.path / "config.json"
         if not path.exists():
@@ -166,7 +167,7 @@ class RunFolder:
         return validate_run_config(tree, where=str(path))
 
     def read_summary(self) -> dict[str, Any]:
-        """What `summary.json` holds; empty where there is none."""
+        """Return the content of `summary.json`; empty if there is no such file."""
         return read_json_object(self.summary, CheckpointError) if self.summary.exists() else {}
 
     def update_summary(self, **changes: Any) -> None:
@@ -180,16 +181,16 @@ class RunFolder:
         write_atomically(self.path / "vocab.json", json.dumps(settings, indent=2) + "\n")
 
     def read_vocabulary_settings(self) -> dict[str, Any]:
-        """What `keep_vocabulary` was given.
+        """Return the settings that `keep_vocabulary` wrote.
 
         Raises:
-            CheckpointError: the run has not come so far as to have a vocabulary.
+            CheckpointError: the run has not got far enough to have a vocabulary.
         """
         return read_json_object(self.path / "vocab.json", CheckpointError)
 
 
 def open_run(path: Path) -> tuple[RunFolder, RunConfig]:
-    """An existing run and its settings.
+    """Return an existing run folder and its settings.
 
     Raises:
         CheckpointError: there is no run there.
@@ -198,14 +199,14 @@ def open_run(path: Path) -> tuple[RunFolder, RunConfig]:
     config = folder.read_config()
     if config is None:
         raise CheckpointError(
-            f"{path} is no run folder: it has no config.json; a run folder is what "
+            f"{path} is no run folder: it has no config.json; give the folder that "
             "`bert-ds pretrain --output-dir` was given"
         )
     return folder, config
 
 
 def setting_differences(former: RunConfig, present: RunConfig) -> Iterator[str]:
-    """The settings that would change the result and differ between two starts, one text each."""
+    """Yield a text for each setting that changes the result and differs between two starts."""
     yield from _differences(_binding(former), _binding(present), "")
 
 

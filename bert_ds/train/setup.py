@@ -1,4 +1,4 @@
-"""Wiring: from settings to the finished objects that the loop takes."""
+"""Wiring: builds the objects that the loop takes from the settings of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bert_ds.distributed.world import World
 from bert_ds.engine import TrainEngine
 from bert_ds.errors import ConfigError, DataError
 from bert_ds.metrics.gpus import peak_tflop_per_s
-from bert_ds.metrics.speed import Speed
+from bert_ds.metrics.throughput import Throughput
 from bert_ds.model.execution import apply_execution
 from bert_ds.model.families import PretrainingModel, family_of
 from bert_ds.model.shapes import shape_of
@@ -41,10 +41,12 @@ from data_prep.contract.storage import sha256_file
 
 @dataclass(frozen=True)
 class PhaseData:
-    """A phase's dataset, opened and found to fit the run."""
+    """A phase's dataset, opened and checked against the settings."""
 
     folder: Path
+    """The dataset's folder."""
     manifest: Manifest
+    """Its manifest."""
 
     @property
     def vocabulary(self) -> Path:
@@ -54,18 +56,22 @@ class PhaseData:
 
 @dataclass(frozen=True)
 class PhaseSetup:
-    """Everything that one phase's loop needs."""
+    """What trains one phase, and the rows that it trains on."""
 
     engine: TrainEngine
+    """The engine, which holds model and optimizer."""
     stream: TrainStream
+    """This rank's rows."""
     batch: BatchPlan
+    """How an update is split over ranks and micro batches."""
     peak_learning_rate: float
+    """The factor of the schedule."""
 
 
 def select_device(world: World) -> torch.device:
-    """The GPU of this rank, or the CPU. The host's cores are shared among its ranks in both cases:
-    an offloaded optimizer works on them, too.
+    """Return the GPU of this rank, or the CPU.
 
+    The host's cores are shared among its ranks in both cases: an offloaded optimizer uses them too.
     DeepSpeed's own DS_ACCELERATOR=cpu keeps a run off the GPUs of a machine that has some.
 
     Raises:
@@ -87,14 +93,14 @@ def select_device(world: World) -> torch.device:
 
 
 def files_seen(config: RunConfig, data: Path) -> int:
-    """A number that ranks have in common if they see the very same dataset files.
+    """Return a number that is equal on ranks that see the very same dataset files.
 
-    Ranks that do share the look at the shards, so that a file system that all hosts share is asked
-    once for each shard and not once a rank. Hosts with copies of their own look at all of theirs.
+    Ranks with an equal number share the check of the shards, so that on a shared file system each
+    shard is checked once and not once per rank. Hosts with copies of their own check all of theirs.
     """
     seen = []
     for phase in config.phases:
-        with contextlib.suppress(OSError):  # what is missing is an error of `open_phase_data`
+        with contextlib.suppress(OSError):  # `open_phase_data` reports what is missing
             status = os.stat(dataset_folder(data, phase.sequence_length) / MANIFEST_NAME)
             seen.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     return zlib.crc32(repr(seen).encode())
@@ -111,10 +117,10 @@ def open_phase_data(
 
     Args:
         config: settings of the run.
-        data: holds a dataset folder a sequence length.
-        phases: the phases to open for, where it is not all of them.
-        part: of the shards, which this process looks at, as one of `num_parts`.
-        num_parts: processes that see the same files and share the look at the shards.
+        data: the folder that holds one dataset folder per sequence length.
+        phases: the phases whose datasets to open; None for all.
+        part: number of this process among those that share the check of the shards, from 0.
+        num_parts: processes that see the same files and share the check of the shards.
 
     Raises:
         DataError: a dataset is missing or broken, or does not fit the model, the phase or the
@@ -140,7 +146,7 @@ def open_phase_data(
 
 
 def build_model(config: RunConfig, device: torch.device) -> PretrainingModel:
-    """A freshly initialised model, the same on every rank."""
+    """Build a model with initial weights, which are equal on all ranks."""
     family = family_of(config.model)
     model = family.build(config.model)
     family.init_weights(model, config.seed)
@@ -152,7 +158,15 @@ def build_model(config: RunConfig, device: torch.device) -> PretrainingModel:
 def build_phase(
     config: RunConfig, phase_index: int, model: PretrainingModel, data: PhaseData, world: World
 ) -> PhaseSetup:
-    """Engine, optimizer and data stream of one phase."""
+    """Build the engine, the optimizer and the stream of rows of one phase.
+
+    Args:
+        config: settings of the run.
+        phase_index: number of the phase in the recipe, from 0.
+        model: the model, on its device.
+        data: the phase's dataset.
+        world: this rank.
+    """
     phase = config.phases[phase_index]
     batch = phase.plan_batch(world.world_size)
     unused = model.parameters_of_heads(PRETRAINING.heads_without_answers(data.manifest))
@@ -173,12 +187,12 @@ def build_engine(
     """Build a phase's optimizer and its engine.
 
     Args:
-        phase: settings.
-        model: on its device.
-        batch: how an update is split.
+        phase: settings of the phase.
+        model: the model, on its device.
+        batch: how an update is split over ranks and micro batches.
         world: this rank.
-        unused: names of parameters that the training rows give no gradient.
-        max_skipped_in_a_row: updates that may overflow one after the other under fp16.
+        unused: names of the parameters that get no gradient from the training rows.
+        max_skipped_in_a_row: consecutive updates that may overflow under fp16.
     """
     settings = phase.deepspeed
     groups = param_groups(model, settings.optimizer.weight_decay, unused)
@@ -189,7 +203,14 @@ def build_engine(
 
 
 def stream_spec(config: RunConfig, data: PhaseData, batch: BatchPlan, rank: int) -> StreamSpec:
-    """What decides the training rows of one rank."""
+    """Return everything that decides the training rows of one rank.
+
+    Args:
+        config: settings of the run.
+        data: the phase's dataset.
+        batch: how an update is split over ranks and micro batches.
+        rank: the rank.
+    """
     return StreamSpec(
         folder=data.folder,
         manifest=data.manifest,
@@ -202,23 +223,38 @@ def stream_spec(config: RunConfig, data: PhaseData, batch: BatchPlan, rank: int)
 
 
 def open_held_out(config: RunConfig, data: PhaseData) -> tuple[BlockReader, DynamicMasks | None]:
-    """The held-out rows of a dataset, and what masks them where they are not masked yet."""
+    """Open the held-out rows of a dataset, and the masks for rows that are not masked yet."""
     cache_dir, kind = config.data.cache_dir, _dynamic_masking(config, data.manifest)
     cache = ShardCache(cache_dir, data.folder, data.manifest) if cache_dir else None
     masks = held_out_masks(data.folder, data.manifest, kind) if kind else None
     return BlockReader(data.folder, data.manifest, "valid", cache), masks
 
 
-def speed_of(config: RunConfig, phase: PhaseConfig, world: World, device: torch.device) -> Speed:
-    """What a rank's rates and memory are measured by."""
+def throughput_of(
+    config: RunConfig, phase: PhaseConfig, world: World, device: torch.device
+) -> Throughput:
+    """Return what computes a rank's rates and memory in a phase.
+
+    Args:
+        config: settings of the run.
+        phase: settings of the phase.
+        world: this rank.
+        device: the rank's device.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     peak = peak_tflop_per_s(name, phase.deepspeed.precision)
     flops = functools.partial(shape_of(config.model).flops, config.model)
-    return Speed(flops, world.world_size, peak, device)
+    return Throughput(flops, world.world_size, peak, device)
 
 
 def expected_flops(model: ModelConfig, phase: PhaseConfig, manifest: Manifest) -> float:
-    """FLOPs of all updates of a phase, from the lengths of its dataset's training rows."""
+    """Return the FLOPs of all updates of a phase, from the lengths of its training rows.
+
+    Args:
+        model: shape of the model.
+        phase: settings of the phase.
+        manifest: manifest of the phase's dataset.
+    """
     totals = manifest.totals("train")
     of_the_dataset = shape_of(model).flops(
         model,
@@ -232,14 +268,14 @@ def expected_flops(model: ModelConfig, phase: PhaseConfig, manifest: Manifest) -
 
 
 def package_versions() -> dict[str, str]:
-    """Versions that decide a run's numbers."""
+    """Return the versions of the packages that a run's numbers depend on."""
     names = ("torch", "deepspeed", "numpy", "tokenizers")
     found = {name: metadata.version(name) for name in names}
     return {"bert_ds": __version__, "python": platform.python_version(), **found}
 
 
 def _dynamic_masking(config: RunConfig, manifest: Manifest) -> MaskingKind | None:
-    """How the rows of a dataset are masked as they are read; None where they are masked."""
+    """Return how rows are masked as they are read; None if the dataset is masked already."""
     return (config.dynamic_masking or "token") if is_left_to_the_reader(manifest) else None
 
 

@@ -1,8 +1,8 @@
 """The start of a run: checks, the rendezvous, the claim of the run folder, the datasets.
 
 The order matters. Settings and kernels are checked before the rendezvous, so that a wrong setting
-costs a second; the run folder is claimed before the datasets are opened, and only rank 0 writes to
-it.
+costs only a second. The run folder is claimed before the datasets are opened, and only rank 0
+writes to it.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """How a run is to be started."""
+    """What the user asks for besides the settings."""
 
     data: Path
-    """The folder of datasets."""
+    """The folder that holds the datasets."""
     output_dir: Path
     """The run folder."""
     resume: str = "auto"
-    """auto, never, or the path of a checkpoint."""
+    """`auto`, `never`, or the path of a checkpoint."""
     overrides: Sequence[str] = ()
-    """What may differ from the run's first start: settings, data."""
+    """What may differ from the run's first start: `settings`, `data`."""
     deadline: float | None = None
-    """When it must stop, in seconds of `time.monotonic`."""
+    """Time of `time.monotonic` at which the run must stop, seconds; None for no end."""
     command_line: Sequence[str] = ()
-    """The arguments of the command, which the run folder records."""
+    """The arguments of the command, which are kept in the run folder."""
 
 
 def start_run(config: RunConfig, world: World, request: Request) -> Run:
-    """Bring the ranks together, claim the run folder, open the datasets.
+    """Connect the ranks, claim the run folder and open the datasets.
 
     Args:
-        config: the settings.
+        config: settings of the run.
         world: this rank.
-        request: where from, where to, and how.
+        request: what the user asks for besides.
     """
     device = setup.select_device(world)
     for phase in config.phases:
@@ -112,19 +112,19 @@ def start_run(config: RunConfig, world: World, request: Request) -> Run:
 
 
 def judge_phase_data(opened: Sequence[setup.PhaseData]) -> None:
-    """Warn about shares that make the data worth little or nothing, once for each dataset."""
+    """Log a warning for each sign of data of low quality, once for each dataset."""
     for folder, manifest in {entry.folder: entry.manifest for entry in opened}.items():
         for finding in judge_dataset(manifest):
             log.warning("%s: %s", folder, "\n".join(finding.lines()).removeprefix("WARNING "))
 
 
 def is_complete(output_dir: Path, config: RunConfig, resume: str) -> bool:
-    """Return whether the folder holds this very run, all phases trained and evaluated.
+    """Return whether a folder holds this very run, with all phases trained and evaluated.
 
     Args:
         output_dir: the run folder.
-        config: the settings of the run that is asked for.
-        resume: only with auto can a run be complete.
+        config: settings of the run that is asked for.
+        resume: `auto`, `never`, or the path of a checkpoint; only `auto` may find it complete.
     """
     folder = RunFolder(output_dir)
     if resume != "auto" or not folder.summary.exists():
@@ -142,7 +142,7 @@ def _stop_flag(world: World, folder: RunFolder, deadline: float | None) -> StopF
 
 
 def _end_all_ranks(exit_code: int) -> None:
-    """End this rank, whose watchdog has printed why, and report that to the other hosts."""
+    """Report to the other hosts that this rank made no progress, then end this process."""
     if membership.monitor is not None:
         reason = "it made no progress (watchdog_s); its own log names the last step"
         membership.monitor.report_failure(reason, exit_code)
@@ -150,7 +150,7 @@ def _end_all_ranks(exit_code: int) -> None:
 
 
 def _log_start(config: RunConfig, world: World, device: torch.device) -> None:
-    """Log once what is about to run, and on what."""
+    """Log what is about to run, and on what."""
     deepspeed = config.phases[0].deepspeed
     place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     log.info(

@@ -1,19 +1,20 @@
-"""Stopping on request: signals, the end of the run's time and a file end training at the next
-update, with its state.
+"""Stopping on request: training ends at the next update, with its state saved.
 
-A request sets a flag on the rank that receives it; the loop asks for the flag of any rank with the
-counts that it sums before every update, so that all ranks stop at the same one. The request is
-acknowledged at once, since an update and a checkpoint may take minutes.
+A request is a signal, the end of the run's time, a file `stop` in the run folder (signals do not
+reach the ranks on other hosts), or the end of the launcher: the deepspeed command dies of a SIGTERM
+or SIGUSR1 that is sent to it alone, and leaves its ranks running. SIGHUP, which comes when the
+terminal is closed, is a request too, except under nohup, where it stays ignored.
 
-Ctrl-C a second time abandons the state and ends at once, but only once the acknowledgement can have
+Hard here: all ranks must stop at the same update, or those that train on hang in their next
+all-reduce. A request sets a flag on the rank that receives it and nothing else; the ranks sum their
+flags with the counts of each update (`bert_ds.train.counts`), and all of them read the same sum.
+What must not change: a request ends the loop through that sum only, and a signal handler does not
+raise at the first request. The request is acknowledged immediately, since an update and a
+checkpoint may take minutes.
+
+A second Ctrl-C abandons the state and ends the process, but only once the acknowledgement can have
 been read: people press it several times, and launchers pass it on once more. (Launchers also send
 SIGTERM after the terminal's SIGINT: that is no second request.)
-
-A file `stop` in the run folder is a request, too: signals do not reach the ranks on other hosts. So
-is SIGHUP, which comes when the terminal is closed, except under nohup, where it is ignored.
-
-The deepspeed command dies of a SIGTERM or SIGUSR1 that is sent to it alone, and leaves its ranks
-running. So a launched rank whose launcher is gone takes that as the request.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from bert_ds.errors import StopRequested
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 SECONDS_TO_READ = 3.0
-"""Further Ctrl-Cs within so many seconds of the first belong to it."""
+"""Further Ctrl-Cs within this many seconds of the first one belong to it."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _DEEPSPEED_NODE_LAUNCHER = "deepspeed.launcher.launch"
 
 
 class StopFlag:
-    """Remembers that a stop was asked for; a context manager that holds the signal handlers."""
+    """Whether this rank was asked to stop; a context manager that installs the signal handlers."""
 
     def __init__(
         self,
@@ -50,11 +51,12 @@ class StopFlag:
         """Watch for requests.
 
         Args:
-            watched: (process, its parent) that must stay so, as `launcher_processes` gives them.
+            watched: processes and their parents, as `launcher_processes` returns them; a process
+                that gets another parent asks for a stop.
             deadline: the value of `clock` at which the run's time is up; None for no end.
             file: a file whose appearance asks for a stop; None for none.
-            acknowledge: is passed a line for the user at each request, also in a signal handler.
-            clock: returns seconds.
+            acknowledge: called with a line for the user at each request, also in a signal handler.
+            clock: returns the time in seconds.
         """
         self._deadline = deadline
         self._file = file
@@ -77,7 +79,7 @@ class StopFlag:
         return self.signal_name is not None
 
     def _cause(self) -> str | None:
-        """Return what asks for a stop, signals apart; None where nothing does."""
+        """Return what asks for a stop, other than a signal; None if nothing does."""
         now = self._clock()
         if self._deadline is not None and now >= self._deadline:
             return "the run's time is up"
@@ -114,7 +116,7 @@ class StopFlag:
             self._acknowledge(f"bert-ds: {name}: saving the state after this update")
 
     def _handle_interrupt(self) -> None:
-        """Acknowledge a Ctrl-C; raise KeyboardInterrupt at one that comes after it was read."""
+        """Acknowledge the first Ctrl-C; raise KeyboardInterrupt at one that comes much later."""
         now = self._clock()
         if self._interrupted_at is None:
             self._interrupted_at = now
@@ -127,10 +129,10 @@ class StopFlag:
 
 
 def launcher_processes() -> list[tuple[int, int]]:
-    """This process and, under deepspeed, its node launcher, each with its present parent.
+    """Return this process and, under deepspeed, its node launcher, each with its present parent.
 
-    torchrun is the parent of its ranks. deepspeed starts a node launcher, which starts the ranks:
-    of the two the user knows the first, so the node launcher's parent is watched too.
+    torchrun is the parent of its ranks. deepspeed starts a node launcher, which starts the ranks;
+    the user sends signals to the deepspeed command, so the node launcher's parent is watched too.
     """
     found = [(os.getpid(), os.getppid())]
     command = Path(f"/proc/{os.getppid()}/cmdline")
@@ -140,7 +142,7 @@ def launcher_processes() -> list[tuple[int, int]]:
 
 
 def parent_of(process: int) -> int:
-    """The parent of a process, or 0 where it is gone or there is no /proc to tell."""
+    """Return the parent of a process; 0 if the process has ended or there is no /proc."""
     if process == os.getpid():
         return os.getppid()
     try:

@@ -1,7 +1,7 @@
-"""What `summary.json` says of the phases, read from the updates that were logged.
+"""The entries of `summary.json` for the phases, computed from the updates that were logged.
 
-`metrics.jsonl` has every update once, also after a kill at the worst moment; what a killed process
-had in memory is gone. So the phases' entries come from the file.
+`metrics.jsonl` has every update exactly once, even if the process was killed at the worst moment;
+what it had in memory is lost. So the phases' entries come from the file.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from bert_ds.config.recipe import RunConfig
 
 
 def phase_entries(config: RunConfig, metrics: Path) -> list[dict[str, Any]]:
-    """An entry for every phase that has begun, in order.
+    """Return an entry for each phase that has begun, in order.
 
     Args:
         config: settings of the run.
         metrics: the run's `metrics.jsonl`.
 
     Returns:
-        Per phase: name, sequence_length, total_steps, train_batch_size, zero_stage and precision as
-        set now; the counters after its last update (global_step, skipped_steps, samples_seen,
-        tokens_seen); `final_loss` (nats) and `duration_s`, the sum of its updates' seconds.
+        For each phase: name, sequence_length, total_steps, train_batch_size, zero_stage and
+        precision as set now; the counters after its last update (global_step, skipped_steps,
+        samples_seen, tokens_seen); `final_loss` in nats; and `duration_s`, the seconds of all its
+        updates.
     """
     last: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}

@@ -1,9 +1,13 @@
-"""Ends a rank that makes no progress, and reports where it stood.
+"""Ends a rank that makes no progress, and reports where it stands.
 
-A rank that hangs (a dead network, a GPU that does not answer, a stopped process) is waited for by
-all others, for ever or until a collective's timeout. Here each rank has a thread that looks whether
-its training goes on; where it does not for too long, the thread reports what the rank was doing and
+All other ranks wait for one that hangs (a dead network, a GPU that does not answer, a stopped
+process), forever or until a collective times out. Here a thread in each rank checks whether its
+training makes progress. If it does not for too long, the thread reports what the rank was doing and
 the stack of every thread, and ends the process. Its launcher then ends the others.
+
+Hard here: the thread that trains may be stuck in C code and hold locks, the screen may block too,
+and other ranks may be stuck for the same reason. So the report has a time limit, the process ends
+without cleaning up, and neither asks the thread that trains or another rank for anything.
 """
 
 from __future__ import annotations
@@ -22,14 +26,14 @@ _SECONDS_TO_WRITE = 5.0
 
 
 class Watchdog:
-    """A context manager around training; `progress` is called whenever something begins."""
+    """A context manager around training, which calls `progress` whenever something begins."""
 
     def __init__(self, rank: str, seconds: float, end: Callable[[int], object] = os._exit) -> None:
-        """Watch nothing yet.
+        """Start no thread yet.
 
         Args:
             rank: this rank's name, for the message.
-            seconds: without progress, after which the process ends; 0 for never.
+            seconds: time without progress after which the process ends; 0 for no limit.
             end: ends the process with an exit code.
         """
         self._rank = rank
@@ -44,7 +48,7 @@ class Watchdog:
         """Note that something else begins.
 
         Args:
-            what: for the message, such as "phase1, update 7: waiting for the other ranks".
+            what: what begins, such as "phase1, update 7: waiting for the other ranks".
         """
         self._since = time.monotonic()
         self._what = what
@@ -73,8 +77,8 @@ class Watchdog:
         show_last_words(
             f"bert-ds: error ({self._rank}): no progress for {idle:.0f} s, limit "
             f"{self._seconds:g} (watchdog_s); {self._what}. A rank that waits for the others "
-            "hangs because of one that does not: look at what that one logged, or at the host "
-            "that is silent. Started again, the same command resumes from the last checkpoint. "
+            "hangs because of one that does not: look at what that rank logged, or at the host "
+            "that is silent. Run the same command to resume from the last checkpoint. "
             "Where each thread of this rank stands:\n"
         )
         faulthandler.dump_traceback(all_threads=True)

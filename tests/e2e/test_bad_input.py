@@ -111,7 +111,7 @@ def test_a_run_folder_of_another_recipe_or_of_other_data_is_refused_and_left_as_
     code, stderr = pretrain(tiny_recipe_folder, other, copy)
     assert code == 2
     assert "was trained on dataset" in stderr
-    assert "--override data goes on with this one" in stderr
+    assert "--override data continues with this one" in stderr
     assert contents(copy) == before
     code, stderr = pretrain(tiny_recipe_folder, other, copy, "--override", "data")
     assert code == 0
@@ -128,7 +128,7 @@ def test_a_run_continues_with_other_settings_where_that_is_asked_for(
     lower = ["--set", "phases.1.deepspeed.optimizer.params.lr=0.001"]
     code, stderr = pretrain(tiny_recipe_folder, tiny_data, copy, *lower)
     assert code == 2
-    assert "--override settings goes on with these" in stderr
+    assert "--override settings continues with these" in stderr
     code, stderr = pretrain(
         tiny_recipe_folder, tiny_data, copy, *lower, "--override", "settings", "data"
     )

@@ -123,7 +123,7 @@ def test_a_stopped_run_saves_its_state_and_goes_on_to_the_same_result(
     os.killpg(process.pid, signal.SIGTERM)  # launcher and ranks, as a scheduler does
     _, stderr = process.communicate(timeout=60)
     assert process.returncode != 0
-    assert "goes on from there" in stderr
+    assert "to resume from there" in stderr
     assert summary_of(output)["status"] == "interrupted"
     again = run(*command)
     assert again.returncode == 0, again.stderr

@@ -1,4 +1,4 @@
-"""How fast a rank computes against what its device can, and the memory that it takes."""
+"""How fast a rank computes, compared with its device's peak, and how much memory it takes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,17 @@ import torch
 
 
 @dataclass(frozen=True)
-class Speed:
-    """What turns an update's counts and seconds into rates.
-
-    Attributes:
-        flops: counts the operations of some rows, as `bert_ds.model.family.Flops`.
-        world_size: ranks that share the work.
-        peak: TFLOP/s of a rank's device, where it is known.
-        device: of the rank.
-    """
+class Throughput:
+    """Computes rates from an update's counts and seconds."""
 
     flops: Callable[..., int]
+    """Counts the operations of some rows, as `bert_ds.model.family.Flops`."""
     world_size: int
+    """Ranks that share the work."""
     peak: float | None
+    """Peak of the rank's device, 10^12 FLOP/s; None if unknown."""
     device: torch.device
+    """Device of the rank."""
 
     def tflop_per_s(
         self,
@@ -34,12 +31,14 @@ class Speed:
         num_sequences: int,
         seconds: float,
     ) -> float:
-        """Model FLOPs of an update's real tokens a second and rank, 10^12.
+        """Return the model FLOPs of an update's real tokens, per second and rank, 10^12.
 
         Args:
-            num_tokens, num_squared_lengths, num_predictions, num_sequences: of the update, all
-                ranks; see `bert_ds.model.family.Flops`.
-            seconds: that it took.
+            num_tokens: real tokens of the update, all ranks.
+            num_squared_lengths: sum of the squares of its rows' lengths.
+            num_predictions: masked positions.
+            num_sequences: rows.
+            seconds: duration of the update.
         """
         flops = self.flops(
             sum_of_lengths=num_tokens,
@@ -50,8 +49,10 @@ class Speed:
         return flops / seconds / self.world_size / 1e12
 
     def peak_memory_mib(self) -> float:
-        """The most that this rank has taken so far, MiB: of its GPU as torch counts it, or what
-        was resident of its process."""
+        """Return the most memory that this rank has taken so far, MiB.
+
+        On a GPU it is what torch has allocated there, on a CPU the resident memory of the process.
+        """
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device) / 2**20
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
