@@ -17,8 +17,8 @@ import torch
 from bert_ds.config.loading import find_recipe, load_run_config
 from bert_ds.errors import CheckpointError, ConfigError
 from bert_ds.files import folder_written_at_once, read_json_object, write_json
-from bert_ds.model.bert.hf import ImportedModel
 from bert_ds.model.families import PretrainingModel, family_of, family_of_folder
+from bert_ds.model.family import ImportedModel
 from bert_ds.model.hf_tokenizer import FolderTokenizer, read_tokenizer
 
 INIT = "init"
