@@ -1,4 +1,4 @@
-"""`bert-ds doctor`: is this host, or are all hosts of a run, ready for it?"""
+"""`bert-ds doctor`: check whether this host, or all hosts of a run, are ready for it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ In this order:
    The rest of the package uses these members and no others:
 
    - `config`, the settings that it was built from;
-   - `forward(batch)`, the sums of the terms: `PRETRAINING.compute(self, self.encode(batch), batch)`;
+   - `forward(batch)`, the terms' sums: `PRETRAINING.compute(self, self.encode(batch), batch)`;
    - `encode(batch)`, the `Encoded` hidden states, for padded rows and for rows end to end;
    - `vocab_size`, `score_vocabulary` and `score_pairs`, the `bert_ds.objectives.Heads`;
    - `parameters_of_heads(heads)`, the names of the parameters that nothing but these heads uses;
