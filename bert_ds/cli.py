@@ -66,7 +66,7 @@ def _exit_code_of(arguments: argparse.Namespace, world: World) -> int:
         return failure.leave(err.exit_code)
     except OSError as err:
         if isinstance(err, BrokenPipeError) and world.world_size == 1:
-            # the reader of the output, such as `head`, has seen enough
+            # the reader of the output, such as `head`, has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         print(f"bert-ds: error: {err}", file=sys.stderr)
@@ -80,7 +80,7 @@ def _exit_code_of(arguments: argparse.Namespace, world: World) -> int:
                 file=sys.stderr,
             )
         return failure.leave(130)
-    except Exception as err:  # a fault of ours: it is shown whole, and the rank must not linger
+    except Exception as err:  # a fault of ours: print its traceback, and end this rank at once
         failure.wait_for_diagnosis(err)
         traceback.print_exc()
         failure.inform_other_ranks(f"{type(err).__name__}: {err}", 1, world)

@@ -24,7 +24,7 @@ def duration(seconds: float, decimals: int = 1) -> str:
 
     Args:
         seconds: the time.
-        decimals: of seconds, below a minute.
+        decimals: decimals of the seconds, for times below a minute.
     """
     if round(seconds, decimals) < 60:
         return f"{seconds:.{decimals}f} s"

@@ -1,7 +1,7 @@
 """The errors that a user of `bert_ds` can cause and repair.
 
-Every message says what is wrong, the values, the rule, and the way out. Anything that is not one
-of these classes (an `AssertionError`, a `KeyError`) is a fault of `bert_ds` itself.
+Every message has what is wrong, the values, the rule, and the way out. Anything that is not one of
+these classes (an `AssertionError`, a `KeyError`) is a fault of `bert_ds` itself.
 """
 
 import contextlib
@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 
 class BertDsError(Exception):
-    """Base of all errors that a user can repair. `exit_code` is what the command exits with."""
+    """The base of all errors that a user can repair."""
 
     exit_code = 1
+    """Exit code of the command."""
 
 
 class ConfigError(BertDsError):

@@ -1,4 +1,4 @@
-"""Small files: read with errors that name the place, written as a whole or not at all."""
+"""Small files: read with errors that name the place, and written as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def read_json_object(path: Path, error: type[BertDsError]) -> dict[str, Any]:
 
     Args:
         path: the file.
-        error: what to raise where it cannot be used.
+        error: class of the error where the file cannot be used.
 
     Raises:
         BertDsError: the file cannot be read, is not UTF-8 or JSON, or holds something else.
@@ -39,7 +39,7 @@ def read_json_object(path: Path, error: type[BertDsError]) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file: temporary file next to it, sync, rename, sync of the folder."""
+    """Replace a file by way of a temporary one: write, sync, rename, sync of the folder."""
     with replaced_file(path) as file:
         file.write(text.encode())
 
@@ -55,8 +55,9 @@ def share(path: Path) -> None:
 def folder_written_at_once(output_dir: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `output_dir` if the block ends without an error.
 
-    Its files are flushed before; what had the name moves aside for that and is removed last. A kill
-    between the two renames leaves both, whole, in the hidden folder next to it.
+    Its files are synced before the rename, so that a whole folder appears or none. What had the
+    name moves aside first and is removed last. A kill between the two renames leaves both, whole,
+    in the hidden folder next to it.
     """
     output_dir.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))
@@ -77,5 +78,5 @@ def folder_written_at_once(output_dir: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write an object, its keys sorted."""
+    """Write an object as indented JSON with sorted keys."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The main job on real text, on 2 CPU processes: text -> vocabulary -> shards -> two-phase
 # pretraining under the deepspeed launcher -> held-out evaluation -> Hugging Face export -> report.
-# Every step sees what is done already; after an interruption the same command goes on.
+# Every step skips what is done already; after an interruption the same command resumes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,7 +15,7 @@ export DS_ACCELERATOR=cpu # the demo needs no GPU and uses none
 
 interrupted() {
   local kept="finished steps are kept, and training up to its last checkpoint"
-  # The launcher hides the exit code of its ranks; the run folder says whether they have saved.
+  # The launcher hides the exit code of its ranks; the run folder records whether they have saved.
   grep -q '"status": "interrupted"' "$RUN/summary.json" 2>/dev/null && kept="everything that was done is kept"
   printf '\ninterrupted; %s; "make demo" resumes from there\n' "$kept"
   exit 130

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# By mpiexec, of Open MPI or MPICH; the ranks find out by themselves where they meet (mpi4py, built for
+# By mpiexec, of Open MPI or MPICH; the ranks find MASTER_ADDR by themselves (mpi4py, built for
 # the same MPI, must be installed).
 #   RANKS=16 RECIPE=... DATA=... RUN=... bash launchers/mpi.sh [more arguments]
 # HOSTS=node1:8,node2:8 for several hosts, which are looked at first (bert-ds doctor; DOCTOR=0 leaves

@@ -27,7 +27,7 @@ _HEADER_BYTES = 1 << 20  # BERT-large's 398 tensors need 40 KB
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a checkpoint says besides its tensors."""
+    """Everything in a checkpoint besides its tensors: counters, and what the run was."""
 
     phase: str
     """Name of the phase that it was written in."""
@@ -62,11 +62,11 @@ class CheckpointState:
     rollbacks: int = 0
     """Number of the rollback that made it; 0 for a checkpoint of training."""
     rows_until: int | None = None
-    """`samples_seen` of the last logged update that counts, where it is another."""
+    """`samples_seen` of the last logged update that counts, where it differs; else None."""
 
     @property
     def folder_name(self) -> str:
-        """Name of the checkpoint's folder; sorts by progress."""
+        """The name of the checkpoint's folder; names sort by progress."""
         name = f"{self.phase_index:02d}-{self.phase}-step{self.global_step:08d}"
         return f"{name}-rollback{self.rollbacks}" if self.rollbacks else name
 
@@ -80,9 +80,9 @@ class Checkpoint:
     state: CheckpointState
     """Counters and origin."""
     weights: dict[str, torch.Tensor]
-    """Float32 by parameter name."""
+    """Float32 tensors by parameter name."""
     optimizer: dict[str, torch.Tensor]
-    """Float32 by `exp_avg/<name>` and `exp_avg_sq/<name>`."""
+    """Float32 tensors by `exp_avg/<name>` and `exp_avg_sq/<name>`."""
 
 
 def load_checkpoint(path: Path, *, with_optimizer: bool = True) -> Checkpoint:
@@ -118,7 +118,7 @@ def _load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def load_state(path: Path) -> CheckpointState:
-    """Read what a checkpoint says besides its tensors.
+    """Read a checkpoint without its tensors.
 
     Raises:
         CheckpointError: it cannot be read or is of another format.
@@ -151,7 +151,7 @@ def check_weights_fit(model: torch.nn.Module, checkpoint: Checkpoint) -> None:
     """Compare names and shapes of a checkpoint's weights with a model's; reads no values.
 
     Raises:
-        CheckpointError: names the first parameters that differ.
+        CheckpointError: they differ; the message names the first parameters that do.
     """
     parameters = dict(model.named_parameters())
     if parameters.keys() != checkpoint.weights.keys():
@@ -176,7 +176,7 @@ def check_files(path: Path, *, with_optimizer: bool = True) -> None:
         with_optimizer: whether to check the optimizer's file, which using a model does not need.
 
     Raises:
-        CheckpointError: names the first file that is missing or differs.
+        CheckpointError: a file is missing or differs; the message names the first one.
     """
     if not path.is_dir():
         raise CheckpointError(f"no checkpoint folder at {path}")

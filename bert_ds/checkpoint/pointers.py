@@ -1,4 +1,4 @@
-"""The pointer files `latest` and `best` next to the checkpoints. Without torch, for any process."""
+"""The pointer files `latest` and `best` next to the checkpoints, readable without torch."""
 
 from __future__ import annotations
 

@@ -1,8 +1,21 @@
 """Checkpoints on disk: written whole or not at all, found again, and removed when they are old.
 
-Writing: files into a temporary folder, each synced; the manifest last; rename; then the pointer
-`latest`. A kill at any point leaves the former checkpoint as it was and at most a temporary folder,
-which the next save removes.
+What makes this hard: the process may be killed, and the host may lose power, between any two system
+calls, and a run must find a whole checkpoint afterwards. That follows from the order of the writes,
+which must not change:
+
+1. All files go into a folder whose name ends in `.incomplete`; the manifest, with the checksums of
+   the others, is the last of them.
+2. Each file is synced, then the folder: a rename must not reach the disk before the content does.
+3. A checkpoint of the same name is moved aside to `.replaced.incomplete`.
+4. The folder is renamed to its final name.
+5. The pointers `latest` and `best` are replaced, each by a rename.
+6. What was moved aside is removed.
+
+A kill up to 2 leaves the former checkpoint as it was, and a folder that the next save removes. A
+kill between 3 and 4 leaves the former one under its `.replaced` name, where the search for
+checkpoints finds it and the next save restores it. A kill after 4 leaves a pointer to an older,
+whole checkpoint.
 """
 
 from __future__ import annotations
@@ -46,10 +59,10 @@ def save_checkpoint(
     """Write a checkpoint below `folder` and point `latest` at it, and `best` where it is that.
 
     Args:
-        folder: holds the checkpoints.
+        folder: the folder of all checkpoints of the run.
         state: where the run stands.
         weights: the model's tensors by name.
-        optimizer: LAMB's tensors by name.
+        optimizer: the optimizer's moments by name.
         is_best: whether its evaluation is the best one of the run.
 
     Raises:
@@ -95,11 +108,11 @@ def newest_checkpoint(
     """Return the checkpoint to resume from: the one that `latest` names, else the newest whole one.
 
     Args:
-        folder: holds the checkpoints.
+        folder: the folder of all checkpoints of the run.
         with_optimizer: see `check_files`.
 
     Returns:
-        Its path, or None where there is none at all; and a line for each one passed over.
+        Its path, or None where there is none at all; and a line for each checkpoint passed over.
 
     Raises:
         CheckpointError: there are checkpoints, and none of them is whole.
@@ -138,8 +151,8 @@ def remove_old_checkpoints(
     """Remove all but the newest `keep_last` checkpoints; ends of phases and the best one stay.
 
     Args:
-        folder: holds the checkpoints.
-        keep_last: newest ones that stay.
+        folder: the folder of all checkpoints of the run.
+        keep_last: number of the newest ones that stay.
         keep_every_steps: those at multiples of this number of updates stay, too.
     """
     best_one = best(folder)
@@ -167,8 +180,8 @@ def _candidates(folder: Path) -> Iterator[Path]:
 def _by_age(folder: Path) -> list[Path]:
     """Return the checkpoint folders, last written first.
 
-    Not by their step: after going back to an earlier checkpoint the ones ahead of it are older than
-    what is written next.
+    Their steps give another order: after a return to an earlier checkpoint, those ahead of it are
+    older than what is written next.
     """
     if not folder.is_dir():
         return []

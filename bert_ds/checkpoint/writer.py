@@ -1,4 +1,11 @@
-"""Checkpoints are written in a thread, while training continues with the next updates."""
+"""The thread that writes checkpoints while training continues with the next updates.
+
+What makes this hard: training changes weights and moments in place, so the thread must be given
+tensors that nothing else writes to (`tensors_of` copies them; `submit` must not be given others),
+and at most one checkpoint is written at a time, since each holds a second copy of the model. The
+thread hands back nothing but `_failure`. The main thread reads that after `join`; `has_failed`
+reads it before, and may see a failure one look late.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +41,9 @@ def tensors_of(engine: TrainEngine) -> tuple[dict[str, torch.Tensor], dict[str, 
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time, on the rank that owns the run folder.
+    """A writer of one checkpoint at a time, on the rank that owns the run folder.
 
-    A failure comes out at the next `submit` or `wait`; `has_failed` shows it before.
+    A failure is raised by the next `submit` or `wait`; `has_failed` shows it before.
     """
 
     def __init__(self, folder: Path, config: CheckpointConfig) -> None:
@@ -62,9 +69,9 @@ class CheckpointWriter:
         """Begin to write a checkpoint, once the former one is written.
 
         Args:
-            state: what it says besides its tensors.
+            state: everything in it besides the tensors.
             weights: float32 by parameter name, on the CPU; they must not change any more.
-            moments: the optimizer's, likewise.
+            moments: the optimizer's moments, likewise.
             is_best: whether it is the best of its phase.
 
         Raises:
@@ -102,7 +109,7 @@ class CheckpointWriter:
             remove_old_checkpoints(
                 self._folder, self._config.keep_last, self._config.keep_every_steps
             )
-        except BaseException as err:  # handed to the run, which ends for it
+        except BaseException as err:  # raised again in the main thread
             self._failure = err
         else:
             log.debug("wrote %s in %.1f s", path, time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""`bert-ds doctor`: is this host, or are all hosts of a run, ready for it?"""
+"""`bert-ds doctor`: check whether this host, or all hosts of a run, are ready for it."""
 
 from __future__ import annotations
 
@@ -88,10 +88,18 @@ def run(arguments: argparse.Namespace, world: World) -> None:
 
 
 def _arguments_for_hosts(arguments: argparse.Namespace) -> list[str]:
-    """Return the arguments that each host of the hostfile gets."""
+    """Return the arguments that each host of the hostfile gets.
+
+    Paths are absolute. A shipped recipe that was given by its name becomes the path of its folder.
+
+    Raises:
+        ConfigError: there is no such recipe.
+    """
+    from bert_ds.config.loading import find_recipe
+
     passed: list[str] = []
     for flag, path in (
-        ("--recipe", arguments.recipe),
+        ("--recipe", find_recipe(arguments.recipe) if arguments.recipe is not None else None),
         ("--data", arguments.data),
         ("--output-dir", arguments.output_dir),
     ):

@@ -128,7 +128,6 @@ def _add_export(commands: Commands) -> None:
 def export_hf(arguments: argparse.Namespace, world: World) -> None:
     """Write the Hugging Face folder and note it in the run's summary."""
     from bert_ds.inference import load_trained
-    from bert_ds.model.bert.hf import EXPORTED_FILES, export_pretraining
 
     trained = load_trained(arguments.run, arguments.checkpoint)
     name = trained.checkpoint.path.name
@@ -138,11 +137,12 @@ def export_hf(arguments: argparse.Namespace, world: World) -> None:
         "exported_checkpoint": name,
         "exported_as": architecture,
     }
-    is_whole = all((arguments.output_dir / file).is_file() for file in EXPORTED_FILES)
+    files = [arguments.output_dir / name for name in trained.family.exported_files]
+    is_whole = all(file.is_file() for file in files)
     if is_whole and origin.items() <= trained.folder.read_summary().items():
         print(f"{arguments.output_dir} is up to date with {name}")
         return
-    export_pretraining(
+    trained.family.export_hf(
         trained.model,
         vocabulary_file=trained.folder.vocabulary,
         lowercase=trained.lowercase,

@@ -1,4 +1,4 @@
-"""A training command on the hosts that are left, when some no longer answer."""
+"""Rewrite a training command for the hosts that are left, when some no longer answer."""
 
 from __future__ import annotations
 
@@ -71,14 +71,20 @@ def value_of(command: list[str], flag: str) -> str | None:
 
 
 def with_value(command: list[str], flag: str, value: str) -> list[str]:
-    """Return the command with another value of a flag that it has."""
+    """Return the command with another value of a flag that it has.
+
+    Args:
+        command: the words of the command.
+        flag: the flag, given as `--flag value` or `--flag=value`.
+        value: its new value.
+    """
     place = next(i for i, word in enumerate(command) if word.split("=")[0] == flag)
     length = 1 if "=" in command[place] else 2
     return [*command[:place], flag, value, *command[place + length :]]
 
 
 def _config_of(command: list[str]) -> RunConfig | None:
-    """Return the settings that the command trains with, read as it reads them."""
+    """Return the settings that the command trains with, loaded as the command loads them."""
     from bert_ds.config.loading import load_run_config
 
     parser = argparse.ArgumentParser(add_help=False)

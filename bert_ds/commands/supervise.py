@@ -1,8 +1,8 @@
 """`bert-ds supervise`: start a training command again, from its last checkpoint, when it fails.
 
-It stands above the launcher, so it serves all of them: a launcher ends all ranks when one fails,
-and the next start resumes from the checkpoint. What another start cannot repair (wrong settings, a
-requested stop) ends it.
+It starts the launcher, so it works with all of them: a launcher ends all ranks when one fails, and
+the next start resumes from the checkpoint. It ends where another start would not help: with wrong
+settings, and after a requested stop.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def classify(code: int, status: str, *, asked_to_stop: bool, has_trained: bool) 
 
     Args:
         code: its exit code.
-        status: the run folder's status, if this run of the command has written it; complete also
-            if an earlier one has.
+        status: the run folder's status, if this run of the command has written it; `complete` also
+            where an earlier one has.
         asked_to_stop: whether supervise was asked to stop.
         has_trained: whether this or an earlier run of the command has trained. Then wrong settings
             may be data that is away for a while.
@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace, world: World) -> None:
 
 @dataclass(frozen=True)
 class _RunTraces:
-    """What tells whether a run has trained and saved since an earlier look."""
+    """The traces in a run folder that show whether a run has trained and saved meanwhile."""
 
     checkpoint: tuple[Path | None, int]
     """The newest checkpoint and when it was written, in nanoseconds."""

@@ -41,11 +41,11 @@ _SECONDS_TO_READ = 5.0
 
 @dataclass
 class SupervisedProcess:
-    """Runs one command after the other, and asks the one that runs to stop."""
+    """A process that runs one command after the other, and passes requests to stop on to it."""
 
     stop_file: Path | None
-    """Asks ranks to stop that no signal reaches (the deepspeed launcher passes none on to other
-    hosts); None where signals do reach them."""
+    """File that asks ranks to stop which no signal reaches (the deepspeed launcher passes none on
+    to other hosts); None where signals do reach them."""
     last_error: str = ""
     """The last error that a rank has printed."""
     of_launcher: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class SupervisedProcess:
 
     @property
     def reason(self) -> str:
-        """Why the command has failed, if a rank or the launcher has printed that; else empty."""
+        """The reason of the failure, if a rank or the launcher has printed it; else empty."""
         return self.last_error or "; ".join(self.of_launcher)
 
     def catch_stop_signals(self) -> None:

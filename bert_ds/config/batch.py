@@ -1,7 +1,7 @@
-"""train_batch_size = micro_batch_size x gradient_accumulation_steps x world_size.
+"""Batch arithmetic: train_batch_size = micro_batch_size x gradient_accumulation_steps x world_size.
 
-Computed in one place and never reassigned. `train_batch_size` and the micro batch come from the
-DeepSpeed JSON, the world size from the launcher; the accumulation follows.
+It is computed in this one place and never reassigned. `train_batch_size` and the micro batch come
+from the DeepSpeed JSON, the world size from the launcher; the accumulation follows.
 """
 
 from __future__ import annotations
@@ -13,23 +13,20 @@ from bert_ds.errors import ConfigError
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How one update's rows are split over ranks and micro batches.
-
-    Attributes:
-        train_batch_size: sequences per update, all ranks.
-        micro_batch_size: sequences per rank per forward.
-        gradient_accumulation_steps: micro batches per update.
-        world_size: ranks.
-    """
+    """How one update's rows are split over ranks and micro batches."""
 
     train_batch_size: int
+    """Sequences per update, all ranks."""
     micro_batch_size: int
+    """Sequences per rank per forward."""
     gradient_accumulation_steps: int
+    """Micro batches per update."""
     world_size: int
+    """Ranks of the run."""
 
     @property
     def sequences_per_rank(self) -> int:
-        """Sequences of one update that one rank computes."""
+        """The sequences of one update that one rank computes."""
         return self.micro_batch_size * self.gradient_accumulation_steps
 
 
@@ -47,7 +44,7 @@ def plan_batch(
         micro_batch_size: sequences per rank per forward.
         world_size: ranks of the run.
         phase: name of the phase, for messages.
-        stated_accumulation: what the DeepSpeed JSON says of it; None where it leaves it out.
+        stated_accumulation: the accumulation in the DeepSpeed JSON; None where it has none.
 
     Raises:
         ConfigError: the sizes do not divide, or give another accumulation than the stated one.

@@ -1,4 +1,4 @@
-"""A phase's DeepSpeed JSON: what we read of it, typed and checked, and what DeepSpeed is given.
+"""A phase's DeepSpeed JSON: typed and checked for us, and completed for DeepSpeed.
 
 DeepSpeed ignores top-level keys that it does not know, and accepts some combinations that train
 wrongly. Both are errors here, when a recipe is loaded, before any process group starts. A JSON is
@@ -61,7 +61,7 @@ class DeepSpeedConfig(FrozenConfig):
     zero_stage: ZeroStage
     """ZeRO stage; 0 where the JSON names none."""
     precision: Precision
-    """What the model computes in."""
+    """The precision that the model computes in."""
     gradient_clipping: float
     """Global gradient norm to clip to; 0 for none."""
     optimizer: LambConfig
@@ -82,10 +82,10 @@ class DeepSpeedConfig(FrozenConfig):
     def for_engine(self, batch: BatchPlan) -> dict[str, Any]:
         """Return the dictionary for `deepspeed.initialize`.
 
-        Differs from the JSON in these places: the derived accumulation is filled in; the optimizer
-        section is left out, since we build the optimizer from it; at stage 0 clipping is left to
-        our LAMB, which needs the norm anyway and reports it; under ZeRO an optimizer that is not
-        DeepSpeed's is allowed; DeepSpeed's own progress lines are off.
+        It differs from the JSON in these places: the derived accumulation is filled in; the
+        optimizer section is left out, since we build the optimizer from it; at stage 0 clipping is
+        left to our LAMB, which needs the norm anyway and reports it; under ZeRO an optimizer that
+        is not DeepSpeed's is allowed; DeepSpeed's own progress lines are off.
         """
         resolved = copy.deepcopy(self.raw)
         del resolved["optimizer"]

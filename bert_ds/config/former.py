@@ -1,4 +1,4 @@
-"""Settings of earlier versions: those that have another name now, and those that are gone.
+"""Settings of earlier versions: those that have been renamed, and those that have been removed.
 
 A recipe or `--set` that names one is refused with what to write instead. The folder of a run that
 an earlier version began is read as it is.

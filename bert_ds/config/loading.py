@@ -1,4 +1,4 @@
-"""From a recipe folder and `--set` overrides to a validated `RunConfig`.
+"""Load a recipe folder and `--set` overrides as a validated `RunConfig`.
 
 Precedence: defaults < recipe < `--set a.b=c`. All checks happen here, before torch.distributed
 starts, so that a wrong key costs a second and not an allocation.
@@ -23,7 +23,7 @@ _SHIPPED = Path(__file__).resolve().parents[2] / "ds_configs"
 
 
 def load_run_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a recipe folder, apply overrides, validate.
+    """Read a recipe folder, apply overrides, and validate the result.
 
     Args:
         recipe: folder that holds `recipe.json` and the DeepSpeed JSONs that it names, or the name

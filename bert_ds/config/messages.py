@@ -1,4 +1,4 @@
-"""What is said about settings that are wrong: where, the rule, and the nearest known key."""
+"""Error messages about settings: where the mistake is, the rule, and the nearest known key."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bert_ds.config.former import REMOVED_SETTINGS, RENAMED_SETTINGS
 
 
 def describe_validation_error(err: ValidationError, model: type[BaseModel]) -> str:
-    """One line a problem: its path, what is wrong, and the nearest known key for an unknown one."""
+    """Return each problem's path and rule, with the nearest known key for an unknown one."""
     return "; ".join(_describe_problem(problem, model) for problem in err.errors())
 
 
 def nearest_known(key: str, known: Iterable[str]) -> str:
-    """The way out for an unknown key: the nearest known one where there is one, or all of them."""
+    """Return what to write for an unknown key: the nearest known one, or else all of them."""
     names = sorted(known)
     close = difflib.get_close_matches(key, names, n=1, cutoff=0.5)
     if close:
@@ -48,8 +48,8 @@ def _is_short(value: Any) -> bool:
 def _locate(location: Sequence[Any], model: type[BaseModel]) -> tuple[str, set[str]]:
     """Return pydantic's location as a `--set` path, and the known keys next to its last part.
 
-    Where a union is told apart by `kind`, pydantic puts the kind into the location: it narrows the
-    models that the keys may come from, and is no part of the path.
+    Where `kind` selects a model of a union, pydantic puts the kind into the location: it narrows
+    the models that the keys may come from, and is no part of the path.
     """
     models, siblings, path = {model}, {model}, []
     for part in location:

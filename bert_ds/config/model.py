@@ -33,14 +33,14 @@ class ModelConfig(FrozenConfig):
     max_position_embeddings: int = Field(default=512, gt=0)
     """Longest sequence in tokens."""
     type_vocab_size: int = Field(default=2, ge=1)
-    """Segment types (A and B); with 1 all tokens are of the same, as in RoBERTa."""
+    """Segment types (A and B); with 1 all tokens have the same type, as in RoBERTa."""
     tie_word_embeddings: bool = True
     """Whether the matrix that scores the vocabulary is that of the word embeddings, as published
     (Press and Wolf 2017, arXiv:1608.05859), or a parameter of its own."""
     layer_norm_position: Literal["post", "pre"] = "post"
     """Where a sub-layer is normalised: after its residual sum, as published, or before it works on
-    what it is given, with one more LayerNorm after the last layer (Xiong et al. 2020,
-    arXiv:2002.04745), which trains at higher learning rates. Hugging Face's BERT knows `post`."""
+    its input, with one more LayerNorm after the last layer (Xiong et al. 2020, arXiv:2002.04745),
+    which trains at higher learning rates. Hugging Face's BERT has `post` only."""
     layer_norm_eps: float = Field(default=1e-12, gt=0.0)
     """Added to the variance in every LayerNorm."""
     initializer_range: float = Field(default=0.02, gt=0.0)

@@ -1,6 +1,6 @@
 """The `optimizer` section of a DeepSpeed JSON, checked.
 
-DeepSpeed's own keys and spelling, so that one file holds all settings. LAMB is apex's unless
+It has DeepSpeed's own keys and spelling, so that one file holds all settings. LAMB is apex's unless
 `variant` is `deepspeed` (`bert_ds.optim.lamb_rule` has the differences), and so are the defaults of
 what a file leaves out. The names and ranges of settings have their one home here.
 """
@@ -28,7 +28,7 @@ DEFAULTS_OF_DEEPSPEED = {"eps": 1e-8, "weight_decay": 0.0, "max_coeff": 10.0, "m
 
 
 class LambConfig(FrozenConfig):
-    """`optimizer.params` of a DeepSpeed JSON whose type is Lamb or FusedLamb."""
+    """The `optimizer.params` of a DeepSpeed JSON whose type is Lamb or FusedLamb."""
 
     lr: float = Field(gt=0.0, allow_inf_nan=False)
     """Peak learning rate."""
@@ -77,7 +77,7 @@ class LambConfig(FrozenConfig):
 
     @property
     def trust_ratio_bounds(self) -> tuple[float, float] | None:
-        """(min_coeff, max_coeff) with an absent one open, or None where both are absent."""
+        """The pair (min_coeff, max_coeff), an absent one open; None where both are absent."""
         if self.min_coeff is None and self.max_coeff is None:
             return None
         return (
@@ -148,7 +148,7 @@ def lamb_config(section: Mapping[str, Any]) -> LambConfig:
         )
     params = section.get("params")
     if not isinstance(params, Mapping):
-        raise ConfigError('optimizer.params is missing; it needs at least {"lr": ...}.')
+        raise ConfigError('optimizer.params is missing; it needs at least {"lr": ...}')
     if "max_grad_norm" in params:
         raise ConfigError(
             "max_grad_norm stands in optimizer.params, where DeepSpeed refuses it too; set "

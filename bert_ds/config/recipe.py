@@ -50,7 +50,7 @@ class PhaseConfig(FrozenConfig):
     schedule: ScheduleConfig
     """Learning rate over the phase; its peak is optimizer.params.lr of the DeepSpeed JSON."""
     moments: Literal["carry", "reset"] = "carry"
-    """What becomes of the optimizer's moments of the phase before; the step count restarts."""
+    """Whether the optimizer's moments of the former phase are kept; the step count restarts."""
     deepspeed: DeepSpeedConfig
     """The phase's DeepSpeed configuration; plain and complete in the recipe and the run folder."""
 
@@ -93,9 +93,9 @@ class CheckpointConfig(FrozenConfig):
     every_steps: int = Field(default=500, gt=0)
     """Updates between checkpoints; one is always written at the end of a phase."""
     keep_last: int = Field(default=2, gt=0)
-    """Newest checkpoints kept; the end of each phase is kept besides."""
+    """Newest checkpoints that are kept; the end of each phase is kept besides."""
     keep_every_steps: int | None = Field(default=None, gt=0)
-    """Checkpoints at multiples of so many updates are kept besides; null keeps none for that."""
+    """Checkpoints at multiples of this number of updates are kept besides; null adds none."""
     keep_best: bool = False
     """Whether each evaluation during training whose loss of the leading term (of the masked tokens)
     is the lowest of its phase so far writes a checkpoint, which is kept until a better one."""
@@ -113,19 +113,19 @@ class EvaluationConfig(FrozenConfig):
 
 
 class DivergenceConfig(FrozenConfig):
-    """What follows when the loss is not a number, or the gradients overflow again and again."""
+    """What a run does when the loss is not a number, or the gradients overflow repeatedly."""
 
     action: Literal["stop", "rollback"] = "stop"
-    """`stop` ends the run; `rollback` goes on from an earlier checkpoint of the phase and leaves
+    """`stop` ends the run; `rollback` resumes from an earlier checkpoint of the phase and leaves
     out the rows since. It is logged, and listed in summary.json."""
     checkpoints_back: int = Field(default=1, gt=0)
-    """How many checkpoints to go back; the oldest that is kept where there are fewer."""
+    """Checkpoints to go back; where fewer are kept, the oldest of them is used."""
     max_rollbacks: int = Field(default=3, ge=0)
     """Rollbacks in the whole run, after which a divergence ends it."""
 
 
 class LoggingConfig(FrozenConfig):
-    """How often the run reports. `metrics.jsonl` holds every update whatever these say."""
+    """How often the run reports. `metrics.jsonl` holds every update in any case."""
 
     every_steps: int = Field(default=10, gt=0)
     """Updates between reads of the device, writes of metrics and progress lines."""
@@ -134,39 +134,43 @@ class LoggingConfig(FrozenConfig):
 
 
 class DataConfig(FrozenConfig):
-    """How rows come to a rank. Changes speed alone: batches are the same whatever these say."""
+    """How rows come to a rank. These settings change speed alone, never the batches."""
 
     cache_dir: Path | None = None
-    """Folder on a local disk of each host where shards are copied to when they are first read; for
+    """Folder on a local disk of each host that shards are copied to when they are first read, for
     datasets on slow file systems. null reads them where they are."""
 
 
 BatchLayout = Literal["unpadded", "packed", "padded"]
-"""How the rows of a micro batch lie: end to end; the same, as many as there is room for; or each
+"""How the rows of a micro batch lie: end to end; end to end, as many as there is room for; or each
 padded to the longest."""
 
 
 class ExecutionConfig(FrozenConfig):
-    """How a step is computed. Changes speed and memory; without dropout, results differ by rounding
-    alone. With it, `batch_layout` and `compile` may drop other elements."""
+    """How a step is computed.
+
+    These settings change speed and memory; without dropout, results differ by rounding alone. With
+    it, `batch_layout` and `compile` may drop other elements.
+    """
 
     batch_layout: BatchLayout = "unpadded"
-    """`unpadded` does no work on padding. `packed` does neither, and fills every micro batch to
-    train_micro_batch_size_per_gpu x sequence_length tokens: fewer of them where rows are short, all
-    of one shape, in the memory of full rows. `padded` is the plain reference."""
+    """`unpadded` does no work on padding. `packed` does none either, and fills every micro batch up
+    to train_micro_batch_size_per_gpu x sequence_length tokens: where rows are short that takes
+    fewer micro batches, all of one shape, in the memory of full rows. `padded` is the plain
+    reference."""
     recompute_every: int = Field(default=0, ge=0)
-    """Layers whose activations are computed again in the backward pass, as one piece, from what
-    went into the first of them (activation checkpointing, Chen et al. 2016, arXiv:1604.06174); 0
-    keeps all activations. Less memory for up to a third more work."""
+    """Layers per group whose activations are computed again in the backward pass, from the input of
+    the group (activation checkpointing, Chen et al. 2016, arXiv:1604.06174); 0 keeps all
+    activations. It takes less memory, for up to a third more work."""
     compile: bool = False
     """Whether layers are compiled (torch.compile), which fuses bias, GELU, dropout, residual and
     LayerNorm; the first updates take minutes. For GPUs: on CPUs it gains nothing."""
     layer_norm: Literal["torch", "apex"] = "torch"
     """Whose LayerNorm: torch's, or NVIDIA apex's FusedLayerNorm where that is installed. `bert-ds
-    bench step` says which is faster on a GPU."""
+    bench step` measures which is faster on a GPU."""
     deterministic: bool = False
-    """Whether a GPU must give the same bits every time, which some of torch's operations do only
-    when asked, more slowly. CPUs always do."""
+    """Whether a GPU must give the same bits every time. Some of torch's operations do so only on
+    request, more slowly; CPUs always do."""
 
     @model_validator(mode="after")
     def _compiled_layers_have_torchs_layer_norm(self) -> ExecutionConfig:
@@ -185,39 +189,39 @@ class RunConfig(FrozenConfig):
     model: ModelConfig
     """Shape of the network."""
     init_from: Path | None = None
-    """Hugging Face folder of a BERT whose weights training begins with; null begins with random
-    ones. Shape and vocabulary must be the recipe's; heads that it lacks begin at random. In a
-    recipe.json it is relative to the recipe's folder."""
+    """Hugging Face folder of a BERT whose weights training starts from; null starts from random
+    ones. Shape and vocabulary must be the recipe's; heads that it lacks start at random. In a
+    recipe.json the path is relative to the recipe's folder."""
     phases: tuple[PhaseConfig, ...] = Field(min_length=1)
     """The stretches of training, in order."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Checkpoints."""
+    """When checkpoints are written and which are kept."""
     max_skipped_in_a_row: int = Field(default=40, gt=0)
     """Updates that may overflow one after the other under fp16 before the run ends. A scale of
     2^32 needs 32 of them to come down to 1."""
     divergence: DivergenceConfig = DivergenceConfig()
-    """Divergence."""
+    """What a run does when it diverges."""
     watchdog_s: float = Field(default=1800.0, ge=0.0)
     """Seconds without progress (a step, an evaluation's batch, a checkpoint) after which a rank
-    says where it stands and ends, so that a run never hangs; with 0 only torch's own limit on
-    collectives does so, half an hour."""
+    logs where it stands and ends, so that a run never hangs. With 0, only torch's own limit on
+    collectives of half an hour ends it."""
     rendezvous_timeout_s: float = Field(default=60.0, gt=0.0)
-    """Seconds at the start in which no further rank comes, after which the missing ones are named
-    and those that are there end. For hosts that start at very different times."""
+    """Seconds at the start without a further rank, after which the present ranks name the missing
+    ones and end. Raise it for hosts that start at very different times."""
     heartbeat_s: float = Field(default=30.0, ge=0.0)
-    """Seconds without a sign of life from a rank after which the others end and name it: its
-    process was killed, its host or the network to it is down; 0 for never."""
+    """Seconds without a heartbeat from a rank after which the others name it and end: its process
+    was killed, or its host or the network to it is down; 0 for never."""
     dynamic_masking: Literal["token", "whole_word"] | None = None
-    """What is masked, again in every epoch, in datasets prepared with `--masking none`; null is
-    "token". An error where a dataset is masked already: leave it out (null) there."""
+    """What is masked, drawn for every epoch, in datasets prepared with `--masking none`; null is
+    "token". For a dataset that is masked already it is an error: leave it out (null) there."""
     data: DataConfig = DataConfig()
-    """Reading."""
+    """How rows are read."""
     execution: ExecutionConfig = ExecutionConfig()
-    """Computing."""
+    """How steps are computed."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Held-out evaluation."""
+    """Evaluation on held-out rows."""
     logging: LoggingConfig = LoggingConfig()
-    """Reports."""
+    """How often the run reports."""
 
     @field_validator("init_from")
     @classmethod
@@ -233,7 +237,7 @@ class RunConfig(FrozenConfig):
         return phases
 
     @model_validator(mode="after")
-    def _what_is_looked_at_is_evaluated(self) -> RunConfig:
+    def _settings_that_need_evaluations_have_them(self) -> RunConfig:
         asking = [
             f"{phase.name}.target_accuracy"
             for phase in self.phases

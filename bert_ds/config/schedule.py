@@ -74,4 +74,4 @@ ScheduleConfig = Annotated[
     | DeepSpeedEESchedule,
     Field(discriminator="kind"),
 ]
-"""Any schedule, told apart by `kind`; a key that the kind does not use is an error."""
+"""Any schedule, selected by `kind`; a key that the kind does not use is an error."""

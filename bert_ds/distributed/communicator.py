@@ -1,8 +1,15 @@
-"""Ranks and the few collectives that the training loop needs, whatever launcher started them.
+"""The process group and the few collectives that the training loop needs, under any launcher.
 
-DeepSpeed reduces the gradients. Here: joining the process group, sums of small tensors, errors that
-end all ranks together, and leaving in order. `world` holds rank and world size. gloo serves CPUs,
-NCCL serves GPUs.
+DeepSpeed reduces the gradients. This module joins the process group, sums small tensors, ends all
+ranks together when one raises an error, and leaves the group in order. `world` holds rank and world
+size. gloo serves CPUs, NCCL serves GPUs.
+
+What makes this hard: collectives are matched by their order within a group. Every rank must call
+the same ones in the same order, also a rank that has just failed; a rank that leaves one out makes
+all others wait. So an error is exchanged before it is raised (`run_on_all_ranks`), decisions are
+all-reduced instead of taken by each rank (`any_rank`), and the sums over later updates
+(`begin_sum`), which each rank begins as soon as it has read the rows, have a group of their own: in
+training's group they would come at another place on every rank.
 """
 
 from __future__ import annotations
@@ -43,8 +50,8 @@ def init_process_group(
         world: this process and how many there are.
         device: where tensors of the run live; decides the backend.
         timeout_s: seconds that a collective waits for a missing rank before it fails.
-        heartbeat_s: seconds of silence after which a rank counts as lost, which ends the others;
-            0 for never.
+        heartbeat_s: seconds without a heartbeat after which a rank counts as lost, which ends the
+            others; 0 for never.
         rendezvous_timeout_s: seconds without a further rank after which the missing ones count as
             lost.
 
@@ -95,7 +102,7 @@ def shutdown() -> None:
 
 
 class Communicator:
-    """Small collectives over all ranks: on a CPU group for decisions, on the device for metrics."""
+    """The small collectives: on a CPU group for decisions, on the device for metrics."""
 
     def __init__(self, world: World, device: torch.device) -> None:
         self.world = world

@@ -28,11 +28,11 @@ class Membership:
     is_in_group: bool = False
     """Whether it belongs to a process group of torch."""
     monitor: HeartbeatMonitor | None = None
-    """Who watches the other ranks; None before the rendezvous and in a run of one rank."""
+    """The monitor of the other ranks; None before the rendezvous and in a run of one rank."""
 
 
 membership = Membership()
-"""Of this process; `communicator` changes it."""
+"""The membership of this process; `communicator` changes it."""
 
 
 def report(err: BertDsError, world: World) -> None:
@@ -57,7 +57,13 @@ def report(err: BertDsError, world: World) -> None:
 
 
 def inform_other_ranks(message: str, exit_code: int, world: World) -> None:
-    """Report a failure to the ranks on other hosts, which this host's launcher does not end."""
+    """Report a failure to the ranks on other hosts, which this host's launcher does not end.
+
+    Args:
+        message: the error message.
+        exit_code: exit code of the command.
+        world: this rank.
+    """
     if membership.monitor is not None:
         membership.monitor.report_failure(message, exit_code)
     elif world.local_world_size < world.world_size:

@@ -1,7 +1,7 @@
 """Heartbeats: how ranks notice that another one has failed, and end with its message.
 
 Launchers end the ranks of the host where one has failed. On the other hosts ranks wait in a
-collective for one that will not come: gloo until the connection breaks, NCCL for ever, and a cut
+collective for one that will not come: gloo until the connection breaks, NCCL without end, and a cut
 cable is no broken connection. So each rank has a second connection to the key-value store, apart
 from the one of its collectives. It writes a heartbeat there every second and reads whether another
 rank has reported a failure. Rank 0 watches all ranks, all ranks watch rank 0.
@@ -9,8 +9,8 @@ rank has reported a failure. Rank 0 watches all ranks, all ranks watch rank 0.
 Keys of the store: `beat/RANK`, a number that grows; `failure`, the first failure as JSON;
 `suspected`, written by a rank whose collective broke.
 
-What makes this hard: a call to the store blocks for ever when the network is dead, so the thread
-that talks to it cannot judge. There are two threads and two rules.
+What makes this hard: a call to the store never returns when the network is dead, so the thread that
+calls it cannot judge. There are two threads, and three rules about what they share.
 
 - `_send_loop` writes beats, reads the store, and replaces `_seen`, which holds all that it has
   read, as a whole. Nobody else writes `_seen`.
@@ -19,8 +19,13 @@ that talks to it cannot judge. There are two threads and two rules.
 - Events alone are set by several threads: `_is_over` (`close`), `_is_suspected` (the thread of
   the command whose collective broke, and `_send_loop` where another rank's did).
 
-Time counts while this process runs: a process that was suspended must blame no rank, so the
-detector counts a long pause between two looks as one short tick.
+Time counts only while this process runs: a process that was suspended must blame no other rank, so
+the detector counts a long pause between two looks as one short tick.
+
+The order in which a process ends must not change either. A failing rank writes `failure` before it
+ends, and rank 0, whose process may hold the store, stays until the others can have read it. A
+watcher first waits for `launcher_s`: where a launcher ends the rank in that time, the message of
+the failed rank is printed once and not by every rank.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ class Failure:
     message: str
     """The error message."""
     exit_code: int
-    """Of the command."""
+    """Exit code of the command."""
     is_reported: bool
     """Whether the rank itself has printed the message on its host."""
 
@@ -66,17 +71,17 @@ class Timing:
     """Intervals of a monitor, in seconds."""
 
     beat_s: float = 1.0
-    """Between two heartbeats."""
+    """Time between two heartbeats."""
     tick_s: float = 0.5
-    """Between two looks at what was read."""
+    """Time between two looks at what was read."""
     longest_tick_s: float = 2.0
-    """A longer pause between two looks counts as this: the process was suspended."""
+    """What a longer pause between two looks counts as: the process was suspended."""
     launcher_s: float = 2.0
-    """A launcher ends other ranks in this time, and they need not report anything."""
+    """Time in which a launcher ends the other ranks, which then need not report anything."""
     suspected_s: float = 4.0
-    """A silence that is enough once a collective has failed."""
+    """Time without a heartbeat after which a rank counts as lost once a collective has failed."""
     write_s: float = 5.0
-    """For the last words on a screen or in the store."""
+    """Time for the last message to the screen or to the store."""
 
 
 ONE_HOST = Timing()
@@ -98,16 +103,16 @@ class Seen:
 
 
 class FailureDetector:
-    """Finds the rank that failed, from what was seen and a clock; knows no threads and no store."""
+    """A judge that finds the failed rank from what was read; it knows no threads and no store."""
 
     def __init__(self, rank: int, hosts: Sequence[str], heartbeat_s: float, timing: Timing) -> None:
-        """Begin with silence of 0 seconds.
+        """Start with all ranks alive.
 
         Args:
-            rank: the one that watches.
+            rank: the rank that watches.
             hosts: the host of each rank.
-            heartbeat_s: seconds of silence after which a rank counts as lost; 0 for never.
-            timing: `longest_tick_s` and `suspected_s` of it.
+            heartbeat_s: seconds without a heartbeat after which a rank is lost; 0 for never.
+            timing: gives `longest_tick_s` and `suspected_s`.
         """
         self._rank = rank
         self._hosts = hosts
@@ -180,7 +185,7 @@ class FailureDetector:
 
 
 class HeartbeatMonitor:
-    """Sends this rank's heartbeats and watches the others; two threads once it is started."""
+    """The two threads that send this rank's heartbeats and watch the other ranks."""
 
     def __init__(
         self,
@@ -192,11 +197,11 @@ class HeartbeatMonitor:
         end_process: Callable[[int], object] = os._exit,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Send the first heartbeat.
+        """Send the first heartbeat; `start` starts the threads.
 
         Args:
             world: this rank.
-            store: a connection of its own.
+            store: a connection that nothing else uses.
             hosts: the host of each rank.
             timing: intervals; by default those for one host or for several.
             end_process: ends this process with an exit code.
@@ -220,7 +225,7 @@ class HeartbeatMonitor:
         """Start both threads.
 
         Args:
-            heartbeat_s: seconds of silence after which a rank counts as lost; 0 for never.
+            heartbeat_s: seconds without a heartbeat after which a rank is lost; 0 for never.
         """
         detector = FailureDetector(self._world.rank, self._hosts, heartbeat_s, self._timing)
         self._threads = [
@@ -275,7 +280,7 @@ class HeartbeatMonitor:
         )
 
     def _send_loop(self) -> None:
-        """Send beats and read the store; a dead network holds this thread up for ever."""
+        """Send heartbeats and read the store; on a dead network this thread never returns."""
         watched = range(self._world.world_size) if self._world.is_main else range(1)
         keys = [f"beat/{rank}" for rank in watched]
         number = 0
@@ -320,7 +325,13 @@ class HeartbeatMonitor:
 
 
 def send_beat(store: Store, rank: int, number: int) -> None:
-    """Write a heartbeat. Every rank has sent its first one before the rendezvous is over."""
+    """Write a heartbeat. Every rank has sent its first one before the rendezvous is over.
+
+    Args:
+        store: the key-value store.
+        rank: the rank that sends it.
+        number: a number that grows, so that each heartbeat differs from the former one.
+    """
     store.set(f"beat/{rank}", str(number))
 
 

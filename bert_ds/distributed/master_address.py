@@ -22,7 +22,7 @@ def export_master_address(world: World) -> None:
     """Set MASTER_ADDR and MASTER_PORT where there are several ranks and they are not set.
 
     Raises:
-        LaunchError: they cannot be found out; names what to export.
+        LaunchError: they cannot be found out; the message names what to export.
     """
     missing = [key for key in ("MASTER_ADDR", "MASTER_PORT") if key not in os.environ]
     if world.world_size == 1 or not missing:
@@ -73,7 +73,9 @@ def _by_mpi(world: World) -> tuple[str, int]:
 
 
 def address_seen_by(other: str) -> str:
-    """Return this host's address on the network to another. (Its own name may be 127.0.1.1.)
+    """Return this host's address on the network to another host.
+
+    The host's own name is no substitute: Debian's /etc/hosts gives it the address 127.0.1.1.
 
     Raises:
         OSError: the name is unknown, or no network leads there.

@@ -3,6 +3,19 @@
 A rank that fails before the others have come reports that in the store, and a rank that does not
 come is named, so that no rank waits half an hour for it.
 
+What makes this hard: ranks start minutes apart, any of them may never start, and the port may
+belong to another run, or to an earlier attempt of this one. These rules must not change:
+
+- A rank registers with `compare_set` under `owner` and `at/RANK` before it counts itself in `here`.
+  So a second run on the same port is refused instead of mixed in, and once `here` has reached the
+  world size all hosts and addresses can be read.
+- The wait ends by the time since the last rank came, not since the start: many slow hosts are no
+  failure, one that never comes is.
+- The first heartbeat is sent before a rank counts itself, so that a monitor never finds a rank
+  without one.
+- Rank 0 keeps the store in its own process (torchrun: in its agent). If it fails it must outlive
+  its report (`report_before_rendezvous`), or the others lose the store and the reason with it.
+
 Keys of the store: `owner`, the run that has the port; `at/RANK`, host and address of a rank as
 JSON; `here`, the number of ranks that have come; `failure`, see `heartbeat`.
 """
@@ -47,7 +60,7 @@ class Rendezvous:
     """What a rank knows once all have come."""
 
     store: Store
-    """For the process group."""
+    """The store, for the process group."""
     hosts: list[str]
     """The host of each rank."""
     addresses: list[str]
@@ -67,8 +80,8 @@ def rendezvous(world: World, timeout_s: float = RENDEZVOUS_S) -> Rendezvous:
         timeout_s: seconds that may pass without a further rank.
 
     Raises:
-        LaunchError: ranks are missing, which are named, or another run has the port.
-        PeerError: one of them has failed meanwhile; gives its message.
+        LaunchError: ranks are missing, which the message names, or another run has the port.
+        PeerError: one of them has failed meanwhile; the error has its message.
     """
     _refuse_restarts_on_several_hosts(world)
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -97,7 +110,7 @@ def _wait_for_rank_0(timeout_s: float) -> None:
     TCPStore would wait, too, but for up to twice its timeout, and its error gives no reason.
 
     Raises:
-        ConnectionError: it does not; gives the error of the last attempt.
+        ConnectionError: there is none in time; the message has the error of the last attempt.
     """
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     deadline = time.monotonic() + timeout_s
@@ -198,7 +211,7 @@ def report_before_rendezvous(world: World, message: str, exit_code: int) -> None
     Args:
         world: this rank.
         message: the error message.
-        exit_code: of the command.
+        exit_code: exit code of the command.
     """
     if world.local_world_size == world.world_size or "MASTER_ADDR" not in os.environ:
         return

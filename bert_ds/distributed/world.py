@@ -1,4 +1,4 @@
-"""This process among all processes of a run, read from what its launcher set. Without torch."""
+"""This process among all processes of a run, read from what its launcher set, without torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class World:
     local_world_size: int
     """Processes on this host."""
     launcher: str
-    """What set these: torch (deepspeed's launcher, too), openmpi, mpich, slurm or none."""
+    """The launcher that set these: torch (also deepspeed's), openmpi, mpich, slurm or none."""
 
     @property
     def is_main(self) -> bool:
@@ -52,7 +52,7 @@ class World:
 
     @property
     def name(self) -> str:
-        """Return this rank for messages; with its host, where there are several."""
+        """The rank's name in messages; with its host, where there are several."""
         is_alone = self.local_world_size == self.world_size
         return f"rank {self.rank}" if is_alone else f"rank {self.rank} on {socket.gethostname()}"
 

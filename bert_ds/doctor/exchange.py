@@ -19,7 +19,7 @@ _LARGE_ELEMENTS = 4 << 20  # 16 MiB of float32
 
 @dataclass(frozen=True)
 class Exchange:
-    """What was measured."""
+    """The measured all-reduces."""
 
     num_ranks: int
     """Ranks that took part."""
@@ -46,7 +46,7 @@ class Exchange:
 
 
 def measure(world: World, device: torch.device) -> Exchange:
-    """Measure all-reduces over all ranks of the process group, which all call this."""
+    """Measure all-reduces over all ranks of the process group; all of them call it together."""
     small = torch.zeros(1, device=device)
     large = torch.empty(_LARGE_ELEMENTS, device=device)
     latencies: list[float] = []

@@ -11,10 +11,10 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
-    """error: a run fails or gives wrong results; warning: it is slower or may fail; ok."""
+    """`error` where a run fails or is wrong, `warning` where it is slower or may fail, or `ok`."""
     subject: str
     """What it is about, in a word or two."""
     message: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 def as_text(findings: Sequence[Finding]) -> str:
-    """Return one line per finding and what to do below it, the worst last."""
+    """Return one line per finding, with what to do below it; the worst come last."""
     order = {"ok": 0, "warning": 1, "error": 2}
     lines = []
     for finding in sorted(findings, key=lambda entry: order[entry.level]):

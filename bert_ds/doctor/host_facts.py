@@ -1,4 +1,4 @@
-"""What one host has, as far as it decides whether and how a run works there. Changes nothing."""
+"""The facts about one host that decide whether and how a run works there; reads only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a run will ask of its hosts, as far as it is known."""
+    """What a run needs of its hosts, as far as it is known."""
 
     config: RunConfig | None = None
     """Settings, or None where no recipe was given."""
@@ -50,12 +50,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a host has."""
+    """The facts about a host."""
 
     host: str
     """Its name."""
     versions: dict[str, str]
-    """Of Python and packages; a missing package is left out."""
+    """Versions of Python and packages; a missing package is left out."""
     executable: str
     """The Python interpreter's path."""
     devices: list[str]
@@ -89,26 +89,26 @@ class HostFacts:
     shared_memory_bytes: int
     """Free bytes in /dev/shm."""
     datasets: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By folder name: fingerprint and vocabulary, or what is wrong, also where a whole dataset does
-    not fit the recipe."""
+    """Fingerprint and vocabulary of each dataset by folder name, or what is wrong with it, also
+    where a whole dataset does not fit the recipe."""
     data_warnings: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
-    """By folder name: subject, measured value with its cause, and fix, of every share that makes a
-    dataset worth less."""
+    """Weak points of each dataset by folder name: the share that was judged, its measured value
+    with the cause, and the fix."""
     sees_probe: bool | None = None
-    """Whether the shared folder holds the file that was just written; None where that was not
-    asked."""
+    """Whether the shared folder holds the file that was just written; None where there is none to
+    look for."""
     free_bytes: int | None = None
     """Free bytes on the run folder's disk, or None."""
     unwritable: str = ""
     """Why the run folder cannot be written, or empty."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the facts as plain values for JSON."""
         return asdict(self)
 
 
 def facts_from(values: dict[str, Any]) -> HostFacts:
-    """The facts that another host has sent as JSON."""
+    """Return the facts that another host has sent as JSON."""
     addresses = [(name, address) for name, address in values["addresses"]]
     warnings = {
         name: [(subject, measured, fix) for subject, measured, fix in entries]
@@ -118,7 +118,7 @@ def facts_from(values: dict[str, Any]) -> HostFacts:
 
 
 def look_at_this_host(wanted: Wanted) -> HostFacts:
-    """What this host has."""
+    """Collect the facts about this host."""
     has_gpus = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
     num_devices = torch.cuda.device_count() if has_gpus else 0
     accelerator, supports = accelerator_support()
@@ -174,7 +174,7 @@ def _lamb(device: str) -> str:
 
 
 def _apex() -> str:
-    """PyPI's package of that name is another project: NVIDIA's is known by its extension."""
+    """Return whose apex is installed: NVIDIA's is known by its extension, PyPI's is another."""
     if importlib.util.find_spec("amp_C") is not None:
         return "NVIDIA apex"
     is_there = importlib.util.find_spec("apex") is not None
@@ -197,7 +197,7 @@ def _free_in(path: str) -> int:
 
 
 def _existing(folder: Path | None) -> Path | None:
-    """The folder, or the one above it that exists."""
+    """Return the folder, or the nearest one above it that exists."""
     if folder is None:
         return None
     return next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
@@ -206,7 +206,7 @@ def _existing(folder: Path | None) -> Path | None:
 def _datasets(
     wanted: Wanted,
 ) -> tuple[dict[str, dict[str, str]], dict[str, list[tuple[str, str, str]]]]:
-    """`datasets` and `data_warnings` of `HostFacts`."""
+    """Return `datasets` and `data_warnings` of `HostFacts`."""
     found: dict[str, dict[str, str]] = {}
     warnings: dict[str, list[tuple[str, str, str]]] = {}
     if wanted.config is None or wanted.data is None:

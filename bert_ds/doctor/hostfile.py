@@ -1,4 +1,4 @@
-"""A hostfile as the deepspeed launcher takes it, with complaints where that has none."""
+"""A hostfile as the deepspeed launcher reads it, with errors where the launcher has none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINE = re.compile(r"(\S+)\s+slots=([1-9][0-9]*)")
 
 
 def read_hostfile(path: Path) -> dict[str, int]:
-    """Slots by host, in the file's order.
+    """Read the slots of each host, in the file's order.
 
     Raises:
         ConfigError: the file is missing or empty, or a line is malformed or names a host again.
@@ -52,7 +52,13 @@ def read_hostfile(path: Path) -> dict[str, int]:
 
 
 def ssh_command(host: str, remote: str, port: str | None = None) -> list[str]:
-    """An ssh command that asks nothing, with the options that pdsh is given, too."""
+    """Return an ssh command that never prompts, with the options that pdsh is given, too.
+
+    Args:
+        host: the host's name.
+        remote: the shell command to run there.
+        port: ssh's port there; None for its default.
+    """
     return [
         "ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}",
         "-o", "ServerAliveInterval=5", *shlex.split(os.environ.get("PDSH_SSH_ARGS_APPEND", "")),
@@ -61,7 +67,12 @@ def ssh_command(host: str, remote: str, port: str | None = None) -> list[str]:
 
 
 def unreachable_hosts(hosts: Sequence[str], port: str | None = None) -> dict[str, str]:
-    """Hosts that do not answer ssh (at a port that is not ssh's own), and why."""
+    """Return the hosts that do not answer ssh, each with the reason.
+
+    Args:
+        hosts: the hosts' names.
+        port: ssh's port on all of them; None for its default.
+    """
 
     def knock(host: str) -> str | None:
         try:

@@ -1,6 +1,7 @@
-"""Asks the hosts of a hostfile over ssh, all at once.
+"""Ask the hosts of a hostfile over ssh, all at once.
 
-They are asked as the deepspeed launcher will start them: the same Python, from the same folder.
+They are asked in the way that the deepspeed launcher will start ranks on them: with the same
+Python, from the same folder.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MARK = "bert_ds doctor: "
 
 @dataclass(frozen=True)
 class Answer:
-    """What a host has sent."""
+    """The answer of one host."""
 
     values: dict[str, Any] | None
     """The JSON, or None where there was none."""
@@ -54,18 +55,18 @@ class Answer:
 
 @dataclass(frozen=True)
 class Survey:
-    """What all hosts have sent."""
+    """The answers of all hosts."""
 
     facts: list[HostFacts]
-    """Of those that answered, under the hostfile's names."""
+    """Facts of the hosts that answered, under the hostfile's names."""
     clock_offsets: dict[str, float]
-    """Seconds that their clocks are ahead of the first one's."""
+    """Seconds that each host's clock is ahead of the first one's."""
     findings: list[Finding]
-    """About hosts that did not answer, and hosts that are listed under two names."""
+    """Findings about hosts that did not answer, and hosts that are listed under two names."""
 
 
 def print_answer(values: Mapping[str, Any]) -> None:
-    """Print what this host answers when it is asked."""
+    """Print the answer of this host to the one that asks."""
     print(f"{_MARK}{json.dumps(values)}", flush=True)
 
 
@@ -73,8 +74,8 @@ def examine_hostfile(hostfile: Path, wanted: Wanted, arguments: Sequence[str]) -
     """Return the findings about the hosts of a hostfile.
 
     Args:
-        hostfile: a line per host.
-        wanted: what the run will ask of them.
+        hostfile: the file with one line per host.
+        wanted: what the run needs of them.
         arguments: the same as arguments of `bert-ds doctor`.
 
     Raises:
@@ -99,7 +100,7 @@ def survey(hosts: Sequence[str], arguments: Sequence[str]) -> Survey:
 
     Args:
         hosts: names as in the hostfile.
-        arguments: further ones of `bert-ds doctor`, such as --recipe.
+        arguments: further arguments of `bert-ds doctor`, such as --recipe.
     """
     answers = _on_all(hosts, lambda host: ask(host, ["--facts", *arguments]))
     facts, findings, clocks = [], [], {}
@@ -131,7 +132,7 @@ def survey(hosts: Sequence[str], arguments: Sequence[str]) -> Survey:
 
 
 def exchange_between(facts: Sequence[HostFacts]) -> list[Finding]:
-    """Start one rank on each host for an all-reduce, and return what it has shown."""
+    """Start one rank on each host for an all-reduce, and return the finding about it."""
     if len(facts) < 2 or not facts[0].addresses:
         return []
     rendezvous = {"MASTER_ADDR": facts[0].addresses[0][1], "MASTER_PORT": str(facts[0].free_port)}
@@ -160,8 +161,8 @@ def ask(host: str, arguments: Sequence[str], variables: Mapping[str, str] | None
     """Run `bert-ds doctor` on a host, by ssh.
 
     Args:
-        host: its name.
-        arguments: of `bert-ds doctor`.
+        host: the host's name.
+        arguments: arguments of `bert-ds doctor`.
         variables: environment variables to set there.
     """
     names = ("PYTHONPATH", "DS_ACCELERATOR", "GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")

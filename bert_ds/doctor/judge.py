@@ -1,4 +1,4 @@
-"""Findings from the facts about hosts: each host alone, and compared with the others."""
+"""Turn facts about hosts into findings: each host alone, and compared with the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def judge(
     """Return all findings.
 
     Args:
-        hosts: their facts, the first host's first.
+        hosts: facts about all hosts; the others are compared with the first one.
         slots: ranks that are to run on each host, by its name.
         clock_offsets: seconds that each host's clock is ahead of the first's.
         config: the recipe, where one was given.
@@ -220,7 +220,7 @@ def _folders(hosts: Sequence[HostFacts], config: RunConfig | None) -> list[Findi
 
 
 def _disk(host: HostFacts, config: RunConfig) -> Finding:
-    """Room for the checkpoints: the newest stays while the next is written."""
+    """Compare the free space with the checkpoints: the newest stays while the next is written."""
     free = host.free_bytes or 0
     one = num_parameters(config.model) * _BYTES_OF_A_PARAMETER
     kept = config.checkpoint.keep_last + 1 + int(config.checkpoint.keep_best)

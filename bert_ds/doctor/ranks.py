@@ -1,4 +1,4 @@
-"""Asks all ranks of a launcher: each looks at its host, and all take part in an all-reduce."""
+"""Ask all ranks of a launcher: each looks at its host, and all take part in an all-reduce."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bert_ds.train.setup import select_device
 
 
 def examine_ranks(wanted: Wanted, world: World) -> list[Finding]:
-    """Return the findings about the hosts of all ranks, which all call this."""
+    """Return the findings about the hosts of all ranks; all of them call it together."""
     device = select_device(world)
     init_process_group(world, device)
     with probe_next_to(wanted.output_dir if world.is_main else None) as written:

@@ -1,4 +1,4 @@
-"""A file in a folder that should be shared: a host that sees it sees the same folder."""
+"""A probe file in a folder that should be shared: a host that sees it sees the same folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bert_ds.errors import ConfigError
 
 @dataclass(frozen=True)
 class SharedFileProbe:
-    """A file and what it holds."""
+    """A probe file and its content."""
 
     path: Path
     """The file."""

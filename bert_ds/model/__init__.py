@@ -1,5 +1,6 @@
-"""Networks by family, one folder each, and next to them what families share.
+"""Networks by family, one folder each, and the parts that families share. It knows no ranks.
 
-Knows no ranks. `families` names the networks (torch), `shapes` their counts (without torch), `cpu`
-holds code that makes training on CPUs fast and that nothing on a GPU runs.
+`family` is the interface, which lists what a new family provides. `families` is the registry of
+networks (with torch), `shapes` that of their counts (without torch). `cpu` holds kernels that make
+training on CPUs fast; nothing on a GPU runs them.
 """

@@ -10,23 +10,23 @@ from bert_ds.model.cpu.dropout import dropout as cpu_dropout
 
 
 class Dropout(nn.Module):
-    """Zeroes each element with probability `p` in training, and scales the others to match."""
+    """Dropout: zero with probability `p` in training, the other elements scaled to match."""
 
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Same shape and dtype as `x`."""
+        """Return `x` after dropout in training, and `x` itself in evaluation."""
         return dropout(x, self.p) if self.training else x
 
     def extra_repr(self) -> str:
-        """What print shows."""
+        """Return the text that printing the module shows in its parentheses."""
         return f"p={self.p}"
 
 
 def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
-    """Dropout of any tensor.
+    """Apply dropout to a tensor, whether in training or not.
 
     Args:
         x: any shape.

@@ -1,4 +1,4 @@
-"""How a model's step is computed: what `execution` in a recipe says, put into effect."""
+"""Put the `execution` settings of a recipe into effect: how a model's step is computed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CXX_COMPILERS = ("g++", "clang++", "c++")
 
 
 def prepare_process(execution: ExecutionConfig) -> None:
-    """What holds for the whole process; call it before the first computation on a GPU.
+    """Apply what holds for the whole process; call it before the first computation on a GPU.
 
     `deterministic` has torch use operations that give the same bits every time, where it has two
     of them, and cuBLAS a workspace of its own for each stream.
@@ -30,10 +30,10 @@ def prepare_process(execution: ExecutionConfig) -> None:
 
 
 def check_execution(execution: ExecutionConfig, device: torch.device) -> None:
-    """Refuse what this machine cannot, before anything is built.
+    """Refuse settings that this machine cannot fulfil, before anything is built.
 
     Raises:
-        ConfigError: with the way out.
+        ConfigError: a kernel or compiler is missing; the message has the way out.
     """
     if execution.layer_norm == "apex":
         if device.type != "cuda":
@@ -57,7 +57,7 @@ def check_execution(execution: ExecutionConfig, device: torch.device) -> None:
 
 
 def apply_execution(model: PretrainingModel, execution: ExecutionConfig) -> None:
-    """Have a model compute as the settings say; weights and names stay as they are.
+    """Make a model compute as the settings ask; weights and names stay as they are.
 
     Args:
         model: on its device, before an engine takes it.

@@ -1,4 +1,7 @@
-"""The networks that `model.architecture` names; a new family is its folder and a line here."""
+"""The registry of families: the networks that `model.architecture` names.
+
+`bert_ds.model.family` lists what a new family provides; the last step is its entry here.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import json
 from pathlib import Path
 
 from bert_ds.config.model import ModelConfig
-from bert_ds.model.bert.hf import export_pretraining, import_pretraining, read_hf_config
+from bert_ds.model.bert.hf import (
+    EXPORTED_FILES,
+    export_pretraining,
+    import_pretraining,
+    read_hf_config,
+)
 from bert_ds.model.bert.init import init_weights
 from bert_ds.model.bert.pretraining import BertForPreTraining
 from bert_ds.model.family import Family
 
 PretrainingModel = BertForPreTraining
-"""The class of the networks; with a second family, the union of theirs."""
+"""The class of all networks; with a second family, the union of the families' classes."""
 
 BERT = Family(
     build=BertForPreTraining,
@@ -20,9 +28,11 @@ BERT = Family(
     read_hf_config=read_hf_config,
     import_hf=import_pretraining,
     export_hf=export_pretraining,
+    exported_files=EXPORTED_FILES,
 )
 
 FAMILIES = {"bert": BERT}
+"""Families by the value of `model.architecture`, which is Hugging Face's `model_type`."""
 
 
 def family_of(config: ModelConfig) -> Family:

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: written, so that `AutoTokenizer` loads it, and read."""
+"""Write a Hugging Face folder's tokenizer, so that `AutoTokenizer` loads it, and read one."""
 
 from __future__ import annotations
 
@@ -23,17 +23,14 @@ _VOCAB_ROUNDING = 64
 
 
 class FolderTokenizer(NamedTuple):
-    """How the text of a Hugging Face BERT is cut.
-
-    Attributes:
-        pieces: the vocabulary in the order of its ids.
-        lowercase: whether text is lowercased.
-        strip_accents: whether accents go; None for as `lowercase` says.
-    """
+    """How the text of a Hugging Face BERT is cut."""
 
     pieces: tuple[str, ...]
+    """The vocabulary in the order of its ids."""
     lowercase: bool
+    """Whether text is lowercased."""
     strip_accents: bool | None
+    """Whether accents are stripped; None strips them exactly where text is lowercased."""
 
 
 def write_tokenizer(
@@ -46,10 +43,10 @@ def write_tokenizer(
     """Write tokenizer.json, tokenizer_config.json and special_tokens_map.json.
 
     Args:
-        folder: where to.
-        vocabulary: piece to id.
+        folder: the folder, which exists.
+        vocabulary: ids by piece.
         lowercase: whether text is lowercased.
-        strip_accents: whether accents go; None for as `lowercase` says.
+        strip_accents: whether accents are stripped; None strips them where text is lowercased.
         model_max_length: tokens of the longest row.
     """
     tokenizer = BertWordPieceTokenizer(vocabulary, lowercase=lowercase, strip_accents=strip_accents)
@@ -69,7 +66,7 @@ def write_tokenizer(
 
 
 def read_tokenizer(folder: Path) -> FolderTokenizer:
-    """What vocab.txt, tokenizer.json and tokenizer_config.json say, as far as they are there.
+    """Read vocab.txt, tokenizer.json and tokenizer_config.json, as far as they are there.
 
     The pieces are those of vocab.txt or, without it, of tokenizer.json. The case is that of
     tokenizer_config.json, else of tokenizer.json, else lower.
@@ -119,7 +116,7 @@ def _split_pieces(text: str) -> list[str]:
 
 
 def read_vocabulary(vocabulary_file: Path, vocab_size: int) -> dict[str, int]:
-    """Piece to id, checked against the model's rows.
+    """Read a vocabulary as ids by piece, checked against the rows of the word embeddings.
 
     Args:
         vocabulary_file: a piece a line, UTF-8.

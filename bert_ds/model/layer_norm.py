@@ -19,31 +19,28 @@ Kernel = Callable[..., torch.Tensor]
 
 
 class LayerNorm(nn.LayerNorm):
-    """LayerNorm over the hidden size.
-
-    Attributes:
-        kernel: what computes it; None for torch's.
-    """
+    """LayerNorm over the hidden size."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.hidden_size, eps=config.layer_norm_eps)
         self.kernel: Kernel | None = None
+        """The function that computes it; None for torch's."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., H] to the same."""
+        """Normalise the last dimension of [..., H]."""
         if self.kernel is None or not x.numel():  # apex's launches no grid of 0 rows
             return super().forward(x)
         return self.kernel(x, self.weight, self.bias, self.normalized_shape, self.eps)
 
 
 def apex_kernel() -> Kernel:
-    """NVIDIA apex's fused LayerNorm, for GPUs.
+    """Return NVIDIA apex's fused LayerNorm, for GPUs.
 
     Raises:
         ImportError: it is not installed with its CUDA extensions. The package called apex on PyPI
             is another project.
     """
-    import_module("fused_layer_norm_cuda")  # apex itself asks for it at the first call
+    import_module("fused_layer_norm_cuda")  # apex itself imports it at the first call only
     module: Any = import_module("apex.normalization.fused_layer_norm")
     kernel: Kernel = module.fused_layer_norm_affine
     return kernel

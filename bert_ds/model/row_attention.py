@@ -2,7 +2,13 @@
 
 Three ways, chosen by `attend`: on GPUs FlashAttention-2 (Dao 2023, arXiv:2307.08691) where the
 package `flash-attn` is installed, else torch's attention of jagged nested tensors; on CPUs a row at
-a time. `plain_attend` is the reference in a few lines.
+a time. `plain_attend` is the reference in a few lines, which tests hold the others against.
+
+What must hold for all of them: a token attends to the tokens of its own row alone, so a model
+computes the same for a row whatever its neighbours in the micro batch are. The bounds of the rows
+stay on the device (`cu_seqlens`), and the longest length comes from the host (`max_seqlen`):
+reading it from the device would make the host wait in every layer. Dropout draws other numbers in
+each of the three, so results are equal, to rounding, without dropout only.
 
 Legend: T tokens of all rows, H hidden_size, N heads, D head_dim = H / N, L tokens of one row.
 """
@@ -27,10 +33,12 @@ _HALF = (torch.float16, torch.bfloat16)
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Rows, p: float
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(D)) v within each row, for every head.
+    """Compute softmax(q k^T / sqrt(D)) v within each row, for every head.
 
     Args:
-        query, key, value: [T, N, D] of one dtype.
+        query: [T, N, D].
+        key: [T, N, D], of the same dtype.
+        value: [T, N, D], of the same dtype.
         rows: where the rows lie.
         p: dropout of the probabilities.
 
@@ -55,7 +63,15 @@ def attend(
 def nested_attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Rows, p: float
 ) -> torch.Tensor:
-    """`attend` by torch's scaled_dot_product_attention of jagged nested tensors."""
+    """Compute `attend` by torch's scaled_dot_product_attention of jagged nested tensors.
+
+    Args:
+        query: [T, N, D].
+        key: [T, N, D], of the same dtype.
+        value: [T, N, D], of the same dtype.
+        rows: where the rows lie.
+        p: dropout of the probabilities.
+    """
     offsets = rows.cu_seqlens
     q, k, v = (
         torch.nested.nested_tensor_from_jagged(
@@ -70,7 +86,15 @@ def nested_attend(
 def plain_attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: Rows, p: float
 ) -> torch.Tensor:
-    """`attend` in plain tensor operations, row by row: the reference."""
+    """Compute `attend` in plain tensor operations, row by row: the reference.
+
+    Args:
+        query: [T, N, D].
+        key: [T, N, D], of the same dtype.
+        value: [T, N, D], of the same dtype.
+        rows: where the rows lie.
+        p: dropout of the probabilities.
+    """
     parts = []
     for span, _ in row_spans(rows.cu_seqlens, query.shape[1]):
         q, k, v = (heads_of_row(each, span) for each in (query, key, value))
@@ -81,7 +105,7 @@ def plain_attend(
 
 @functools.cache
 def _flash_attention() -> Any:
-    """flash-attn's function for rows end to end; None where it is not installed."""
+    """Return flash-attn's function for rows end to end; None where it is not installed."""
     try:
         return import_module("flash_attn").flash_attn_varlen_func
     except ImportError:

@@ -1,4 +1,4 @@
-"""Where rows lie that follow each other end to end.
+"""The bounds of rows that follow each other end to end.
 
 Legend: T tokens of all rows, N heads, D head_dim, L tokens of one row.
 """

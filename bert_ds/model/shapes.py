@@ -1,4 +1,7 @@
-"""The counts of the networks that `model.architecture` names, without torch."""
+"""The registry of counts by `model.architecture`, without torch: `bert-ds plan` reads it.
+
+`bert_ds.model.family` lists what a new family provides.
+"""
 
 from __future__ import annotations
 

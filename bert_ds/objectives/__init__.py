@@ -1,6 +1,6 @@
-"""What models are trained for, one file an objective; nothing else knows one of them by name.
+"""Objectives, what models are trained for: one file each, known by name nowhere else.
 
-A new objective is a file that makes an `Objective`, and its entry here.
+A new objective is a file that makes an `Objective`, and its entry in `PRETRAINING`.
 """
 
 from bert_ds.objectives.interface import (

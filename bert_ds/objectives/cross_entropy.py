@@ -1,8 +1,9 @@
-"""Cross entropy over a vocabulary without a second copy of its scores, and counting what is right.
+"""Cross entropy over a vocabulary without a second copy of its scores, and counts of right answers.
 
-Hard here: the gradient is written over the scores themselves. That is right since nothing but the
-backward pass reads them after the forward pass, and torch raises an error where something does
-(`save_for_backward` checks the version). Correct answers are counted before it.
+What makes this hard: the gradient is written over the scores themselves. That is right since
+nothing but the backward pass reads them after the forward pass, and torch raises an error where
+something does (`save_for_backward` checks the version). Correct answers must be counted before the
+backward pass.
 
 Legend: P answers, V classes, C columns of the scores, V or more.
 """
@@ -41,7 +42,7 @@ def cross_entropy_sum_in_place(
 
 
 class _LossSum(torch.autograd.Function):
-    """d loss / d logits = softmax(logits) - one hot(label)."""
+    """The sum, and its gradient: d loss / d logits = softmax(logits) - one hot(label)."""
 
     @staticmethod
     def forward(
@@ -76,7 +77,7 @@ def _working_dtype(logits: torch.Tensor) -> torch.dtype:
 
 
 def _chunks(logits: torch.Tensor) -> Iterator[slice]:
-    """The rows, some at a time."""
+    """Return slices of the rows, some rows at a time."""
     num_rows = max(1, _CHUNK_ELEMENTS // max(1, logits.shape[1]))
     return (slice(first, first + num_rows) for first in range(0, len(logits), num_rows))
 

@@ -1,4 +1,4 @@
-"""What an objective is: the values that model, loop, metrics, evaluation and reports work with.
+"""The interface of an objective: what model, loop, metrics, evaluation and reports know of it.
 
 An objective turns an encoder's output into named terms. The loss of an update is the sum over all
 terms of weight x (sum over the global batch) / (count over the global batch), so the counts of the
@@ -30,7 +30,7 @@ class Encoded(NamedTuple):
     tokens: torch.Tensor
     """[tokens, H], the last hidden states of all positions, row after row."""
     first: torch.Tensor
-    """[B, H], those of each row's first token."""
+    """[B, H], the last hidden states of each row's first token."""
 
 
 class Heads(Protocol):
@@ -57,7 +57,7 @@ class TermSums(NamedTuple):
 
 
 Sums = dict[str, TermSums]
-"""By name of the term."""
+"""Sums of each term, by its name."""
 NumAnswers = Mapping[str, int]
 """How many answers each term is measured on in a batch or an update, by name of the term."""
 
@@ -110,7 +110,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Objective:
-    """Something that a model is trained for."""
+    """A task that a model is trained for."""
 
     terms: tuple[Term, ...]
     """Its summands of the loss."""

@@ -29,8 +29,10 @@ Number = TypeVar("Number", float, "torch.Tensor")
 
 @dataclass(frozen=True)
 class ObjectiveSet:
-    """What a model is trained for; the first term leads: its held-out figures decide what is best
-    and when a target is reached."""
+    """All objectives of a model.
+
+    The first term leads: its held-out figures decide what is best and when a target is reached.
+    """
 
     objectives: tuple[Objective, ...]
     """In the order of their columns."""
@@ -57,7 +59,7 @@ class ObjectiveSet:
         return tuple(getattr(term, key) for term in self.terms for key in term.held_out)
 
     def heads_without_answers(self, manifest: Manifest) -> set[Head]:
-        """Return the parts of a model that the rows of a dataset train in no way."""
+        """Return the heads that the rows of a dataset do not train."""
         trained = {t.head for each in self.objectives if each.is_in(manifest) for t in each.terms}
         return {term.head for term in self.terms} - trained
 

@@ -1,5 +1,7 @@
-"""Pairs of segments: does B follow A, as next sentence (Devlin et al. 2018, 3.1) or sentence order
-(Lan et al. 2019, arXiv:1909.11942) ask? The labels mean what the dataset was made with.
+"""Pairs of segments: whether segment B follows segment A.
+
+That is next sentence prediction (Devlin et al. 2018, 3.1) or sentence order prediction (Lan et al.
+2019, arXiv:1909.11942), as the labels of the dataset were made.
 
 Rows of a single segment have no label: they add nothing to the sums, and nothing to the count.
 """

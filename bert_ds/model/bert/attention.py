@@ -21,7 +21,7 @@ from bert_ds.model.row_bounds import Rows
 
 
 class BertSelfAttention(nn.Module):
-    """softmax(q k^T / sqrt(D) + mask) v for every head.
+    """Self-attention: softmax(q k^T / sqrt(D) + mask) v for every head.
 
     Query, key and value are separate parameters, as in Hugging Face's state dict, so that each
     has a trust ratio of its own and an export renames nothing.
@@ -61,7 +61,11 @@ class BertSelfAttention(nn.Module):
 
 
 class ResidualOutput(nn.Module):
-    """Both ends of a sub-layer: LayerNorm(residual + dropout(dense(x))), or pre-LN."""
+    """The start and the end of a sub-layer, and the only place that knows post-LN from pre-LN.
+
+    post-LN: `before` does nothing, `forward` is LayerNorm(residual + dropout(dense(x))).
+    pre-LN: `before` is LayerNorm(x), `forward` is residual + dropout(dense(x)).
+    """
 
     def __init__(self, config: ModelConfig, in_features: int) -> None:
         super().__init__()
@@ -71,16 +75,16 @@ class ResidualOutput(nn.Module):
         self.is_pre = config.layer_norm_position == "pre"
 
     def before(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """What the sub-layer works on: its input, normalised under pre-LN."""
+        """Return what the sub-layer works on: its input, normalised under pre-LN."""
         normalised: torch.Tensor = self.LayerNorm(hidden_states) if self.is_pre else hidden_states
         return normalised
 
     def forward(self, sublayer_output: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Close the sub-layer.
+        """Add the sub-layer's projected output to its input, normalised under post-LN.
 
         Args:
             sublayer_output: [..., in_features].
-            residual: [..., H], what went into the sub-layer.
+            residual: [..., H], the input of the sub-layer, before any normalisation.
 
         Returns:
             [..., H].
@@ -98,7 +102,12 @@ class BertAttention(nn.Module):
         self.output = ResidualOutput(config, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
-        """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
+        """Return hidden states of the given shape, [B, S, H] or [T, H].
+
+        Args:
+            hidden_states: [B, S, H], or [T, H] where rows lie end to end.
+            rows: mask or bounds of the rows, see `BertSelfAttention.forward`.
+        """
         context = self.self(self.output.before(hidden_states), rows)
         attended: torch.Tensor = self.output(context, hidden_states)
         return attended

@@ -35,8 +35,8 @@ class BertEmbeddings(nn.Module):
 
         Args:
             input_ids: int64 [B, S], piece ids; or [T], where rows lie end to end.
-            token_type_ids: int64, as input_ids, segment of each token; not looked at where there
-                is one type of segment.
+            token_type_ids: int64, as input_ids, segment of each token; ignored where the model
+                has one segment type.
             position_ids: int64, broadcast against input_ids: place of each token in its row.
 
         Returns:

@@ -20,7 +20,7 @@ from bert_ds.model.row_bounds import Rows
 
 
 def activation(config: ModelConfig) -> nn.GELU:
-    """The activation that `hidden_act` names (Hendrycks and Gimpel 2016, arXiv:1606.08415)."""
+    """Return the activation that `hidden_act` names (Hendrycks and Gimpel 2016, 1606.08415)."""
     return nn.GELU(approximate="tanh" if config.hidden_act == "gelu_tanh" else "none")
 
 
@@ -33,13 +33,13 @@ class BertIntermediate(nn.Module):
         self.activation = activation(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[..., H] to [..., intermediate_size]."""
+        """Map [..., H] to [..., intermediate_size]."""
         widened: torch.Tensor = self.activation(self.dense(hidden_states))
         return widened
 
 
 class BertLayer(nn.Module):
-    """One Transformer layer: attention and feed-forward, each closed by residual and LayerNorm."""
+    """One Transformer layer: attention and feed-forward, each with its residual and LayerNorm."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -48,7 +48,12 @@ class BertLayer(nn.Module):
         self.output = ResidualOutput(config, config.intermediate_size)
 
     def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
-        """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
+        """Return hidden states of the given shape, [B, S, H] or [T, H].
+
+        Args:
+            hidden_states: [B, S, H], or [T, H] where rows lie end to end.
+            rows: mask or bounds of the rows, see `BertSelfAttention.forward`.
+        """
         attended = self.attention(hidden_states, rows)
         widened = self.intermediate(self.output.before(attended))
         output: torch.Tensor = self.output(widened, attended)
@@ -56,28 +61,30 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """The stack of layers.
-
-    Attributes:
-        recompute_every: layers that keep no activations in training but what goes into the first
-            of them; 0 keeps all.
-    """
+    """The stack of layers."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.recompute_every = 0
+        """Layers per recomputed group: in training each group keeps its input alone, and computes
+        its activations again in the backward pass. 0 keeps all activations."""
         self.layer = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
         self.LayerNorm: LayerNorm | None = None
         if config.layer_norm_position == "pre":
             self.LayerNorm = LayerNorm(config)
 
     def forward(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
-        """[B, S, H] or [T, H] to the same; `rows` as `BertSelfAttention` takes them."""
+        """Return hidden states of the given shape, [B, S, H] or [T, H].
+
+        Args:
+            hidden_states: [B, S, H], or [T, H] where rows lie end to end.
+            rows: mask or bounds of the rows, see `BertSelfAttention.forward`.
+        """
         encoded = self._run_all(hidden_states, rows)
         return encoded if self.LayerNorm is None else self.LayerNorm(encoded)
 
     def _run_all(self, hidden_states: torch.Tensor, rows: torch.Tensor | Rows) -> torch.Tensor:
-        """All layers, with or without keeping their activations."""
+        """Run all layers, with or without keeping their activations."""
         if not (self.recompute_every and self.training):
             return self._run(0, len(self.layer), hidden_states, rows)
         for first in range(0, len(self.layer), self.recompute_every):
@@ -90,21 +97,21 @@ class BertEncoder(nn.Module):
     def _run(
         self, first: int, last: int, hidden_states: torch.Tensor, rows: torch.Tensor | Rows
     ) -> torch.Tensor:
-        """Layers `first` to `last` - 1."""
+        """Run layers `first` to `last` - 1."""
         for layer in self.layer[first:last]:
             hidden_states = layer(hidden_states, rows)
         return hidden_states
 
 
 class BertPooler(nn.Module):
-    """tanh(dense(x)) of the first token, [CLS]."""
+    """The pooler: tanh(dense(x)) of the first token, [CLS]."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The [CLS] of each row, [B, H], to [B, H]."""
+        """Map the [CLS] states of all rows, [B, H], to [B, H]."""
         return torch.tanh(self.dense(hidden_states))
 
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of pretraining, from the lengths of the rows that were really there.
+"""Floating-point operations of pretraining, from the real lengths of the rows.
 
 Legend: B sequences, s tokens of one of them, P masked positions, H hidden_size,
 I intermediate_size, V vocab_size, L num_hidden_layers.
@@ -17,7 +17,7 @@ def pretraining_flops(
     num_predictions: int,
     num_sequences: int,
 ) -> int:
-    """FLOPs of the matrix products in forward and backward, without recomputation.
+    """Return the FLOPs of the matrix products in forward and backward, without recomputation.
 
     A product of [a, b] and [b, c] takes 2 a b c operations, and its backward pass two products of
     the same size, hence 6 a b c. Per layer and sequence:

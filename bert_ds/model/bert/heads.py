@@ -15,7 +15,7 @@ from bert_ds.model.layer_norm import LayerNorm
 
 
 class BertPredictionTransform(nn.Module):
-    """LayerNorm(gelu(dense(x))), the step between the encoder and the vocabulary."""
+    """The step between the encoder and the vocabulary: LayerNorm(gelu(dense(x)))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -24,35 +24,33 @@ class BertPredictionTransform(nn.Module):
         self.LayerNorm = LayerNorm(config)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[P, H] to [P, H]."""
+        """Map [P, H] to [P, H]."""
         transformed: torch.Tensor = self.LayerNorm(self.activation(self.dense(hidden_states)))
         return transformed
 
 
 class BertMaskedLMHead(nn.Module):
-    """Scores every piece of the vocabulary for each given position.
+    """The head that scores every piece of the vocabulary for each given position.
 
     The tied decoder matrix is the word embedding matrix itself. It comes in as an argument and is
     no parameter of this module, so the state dict and the optimizer hold it once.
-
-    Attributes:
-        decoder: holds the matrix where it is not tied.
-        vocabulary_multiple: what V is rounded up to for the matrix products, with rows of zeros
-            that are in no parameter; None takes 64 on GPUs, whose tensor cores are slow with
-            BERT's 30,522 columns, and 1 on CPUs, where it gains nothing.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.vocabulary_multiple: int | None = None
+        """What V is rounded up to for the matrix products, with rows of zeros that belong to no
+        parameter. None takes 64 on GPUs, whose tensor cores are slow with BERT's 30,522 columns,
+        and 1 on CPUs, where rounding gains nothing."""
         self.transform = BertPredictionTransform(config)
         self.decoder: nn.Linear | None = None
+        """The decoder matrix where it is not tied."""
         if not config.tie_word_embeddings:
             self.decoder = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def forward(self, hidden_states: torch.Tensor, word_embeddings: torch.Tensor) -> torch.Tensor:
-        """Compute logits.
+        """Compute the scores of all pieces.
 
         Args:
             hidden_states: [P, H], the encoder's output at the masked positions.

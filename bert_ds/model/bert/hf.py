@@ -1,4 +1,4 @@
-"""Hugging Face folders: writing one from our model, reading one into its weights.
+"""Export of our BERT to a Hugging Face folder, and import of one.
 
 Neither direction needs `transformers`. Parameter names are equal by construction, so an export
 renames nothing but where Hugging Face's class has a prefix less; a tied decoder
@@ -12,7 +12,7 @@ import json
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
@@ -23,6 +23,7 @@ from bert_ds.config.model import ModelConfig
 from bert_ds.errors import CheckpointError
 from bert_ds.files import folder_written_at_once, share, write_json
 from bert_ds.model.bert.pretraining import BertForPreTraining
+from bert_ds.model.family import ImportedModel
 from bert_ds.model.hf_tokenizer import SPECIAL_TOKENS, read_vocabulary, write_tokenizer
 
 EXPORTED_FILES = (
@@ -65,24 +66,7 @@ _LEFT_OUT: dict[Architecture, tuple[str, ...]] = {
     "BertForMaskedLM": ("bert.pooler.", "cls.seq_relationship."),
     "BertModel": ("cls.",),
 }
-"""Prefixes of the parameters that the class has not."""
-
-
-class ImportedModel(NamedTuple):
-    """What `import_pretraining` found in a folder.
-
-    Attributes:
-        config: Shape of the network.
-        weights: Our parameter name to tensor, on the CPU in the folder's dtype; shapes are right.
-        missing: Parameters of the heads (pooler, MLM, NSP) that the folder lacks; the encoder is
-            always whole.
-        ignored: Tensors of the folder that have no place in the model (task heads).
-    """
-
-    config: ModelConfig
-    weights: dict[str, torch.Tensor]
-    missing: tuple[str, ...]
-    ignored: tuple[str, ...]
+"""Prefixes of the parameters that the class lacks."""
 
 
 def export_pretraining(
@@ -103,21 +87,21 @@ def export_pretraining(
         model: Whole (not partitioned) weights; they are written in their own dtype.
         vocabulary_file: WordPiece vocabulary, UTF-8, one piece a line.
         lowercase: Whether the model was trained on lowercased text.
-        strip_accents: Whether accents were stripped; None for as `lowercase` says, which is what
-            BERT does.
+        strip_accents: Whether accents were stripped; None where they were exactly if text was
+            lowercased, as in the published BERT.
         output_dir: Folder to write. It must not exist, be empty, or hold an earlier export.
         architecture: Hugging Face's class, which decides the heads that are written.
 
     Raises:
         DataError: The vocabulary is broken or does not fit the model.
-        CheckpointError: `output_dir` holds something that is not an export, or the model is none
-            that Hugging Face's BERT can hold.
+        CheckpointError: `output_dir` holds something that is not an export, or Hugging Face's
+            BERT cannot represent the model.
     """
     if model.config.layer_norm_position != "post":
         raise CheckpointError(
             f"the model normalises before its sub-layers (model.layer_norm_position "
             f"'{model.config.layer_norm_position}'), which Hugging Face's BERT cannot; it can be "
-            "evaluated and used by bert-ds alone."
+            "evaluated and used by bert-ds alone"
         )
     vocabulary = read_vocabulary(vocabulary_file, model.config.vocab_size)
     output_dir = output_dir.absolute()
@@ -145,7 +129,7 @@ def import_pretraining(folder: Path) -> ImportedModel:
     Raises:
         CheckpointError: The folder is not a BERT that our model can hold: another architecture or
             activation, an encoder with parameters missing or of a wrong shape, or a decoder that
-            differs from the word embeddings where config.json says that it is tied to them.
+            differs from the word embeddings although config.json ties it to them.
     """
     config = read_hf_config(folder)
     found = {_our_name(name): tensor for name, tensor in _read_tensors(folder).items()}
@@ -178,7 +162,7 @@ def import_pretraining(folder: Path) -> ImportedModel:
 def _hf_config(
     config: ModelConfig, architecture: Architecture, dtype: str, pad_token_id: int
 ) -> dict[str, Any]:
-    """The fields of `BertConfig`; ours have the same names."""
+    """Return the fields of `BertConfig`; ours have the same names."""
     return {
         "architectures": [architecture],
         "model_type": "bert",
@@ -221,7 +205,7 @@ def _check_replaceable(output_dir: Path) -> None:
 
 
 def read_hf_config(folder: Path) -> ModelConfig:
-    """The shape of the BERT in a Hugging Face folder.
+    """Read the shape of the BERT in a Hugging Face folder.
 
     Raises:
         CheckpointError: config.json cannot be read or is not that of a BERT our model can hold.
@@ -268,7 +252,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
             )
             return tensors
     except pickle.UnpicklingError as err:
-        # torch's own message proposes to load the file as a program, which this never does.
+        # torch's own message proposes weights_only=False, which would run code in the file.
         raise CheckpointError(f"{older} is damaged or holds more than plain tensors.") from err
     except (OSError, RuntimeError, SafetensorError) as err:
         raise CheckpointError(f"cannot read the weights in {path}: {err}") from err
@@ -279,7 +263,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _our_name(name: str) -> str:
-    """A tensor's name in a Hugging Face folder to ours.
+    """Return our name of a tensor in a Hugging Face folder.
 
     `BertModel` is saved without the prefix `bert.`; checkpoints converted from TensorFlow call
     LayerNorm's weight and bias gamma and beta.

@@ -47,5 +47,5 @@ def init_weights(model: BertForPreTraining, seed: int) -> None:
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
-    """A CPU generator that is a function of (seed, name)."""
+    """Return a CPU generator whose state is a function of (seed, name)."""
     return torch.Generator(device="cpu").manual_seed(weight_seed(seed, name))

@@ -1,9 +1,10 @@
 """Bytes that one micro batch takes on a GPU between its forward pass and the end of its backward.
 
-The way that rows take on GPUs, not compiled, of rows of full length (shorter ones take less under
-`unpadded`; `packed` always takes as much as full rows). What autograd keeps, in elements of the
-model's precision unless a type is given; read from this folder, and compared with what autograd
-really keeps in `tests/unit/bert_ds/model/bert/test_memory.py`.
+The figures hold for rows of full length (shorter ones take less under `unpadded`; `packed` always
+takes as much as full rows), for the kernels of GPUs and without `compile`. They count what autograd
+keeps, in elements of the model's precision unless a type is given. They were derived from the
+modules of this folder; `tests/unit/bert_ds/model/bert/test_memory.py` compares them with what
+autograd really keeps, so a change of a module shows there.
 
 Embeddings, a token:
 
@@ -53,9 +54,9 @@ from bert_ds.config.recipe import ExecutionConfig, PhaseConfig
 from bert_ds.model.family import ELEMENT_BYTES, MicroBatchMemory
 
 VOCABULARY_MULTIPLE = 64
-"""Of `BertMaskedLMHead.vocabulary_multiple` on GPUs."""
+"""The value of `BertMaskedLMHead.vocabulary_multiple` on GPUs."""
 _LOSS_CHUNK_BYTES = 32 * 2**20
-"""Of the rows of scores that are in float32 at a time; see `bert_ds.objectives.cross_entropy`."""
+"""Bytes of the scores that are in float32 at a time; see `bert_ds.objectives.cross_entropy`."""
 
 
 def micro_batch_memory(
@@ -65,13 +66,13 @@ def micro_batch_memory(
     precision: Precision,
     micro_batch_size: int,
 ) -> MicroBatchMemory:
-    """What a micro batch of full rows takes at its highest point, the head's or the last layer's.
+    """Return what a micro batch of full rows takes at its peak, in the head or the last layer.
 
     Args:
         model: shape of the network.
-        phase: gives the lengths.
+        phase: gives the lengths of rows and the masked positions in them.
         execution: layout and recomputation; `compile` is not accounted for.
-        precision: of weights and activations.
+        precision: precision of weights and activations.
         micro_batch_size: rows.
     """
     size = ELEMENT_BYTES[precision]
@@ -100,13 +101,25 @@ def micro_batch_memory(
 
 
 def embedding_bytes(model: ModelConfig, tokens: int, size: int) -> int:
-    """What the embeddings keep; `size` is that of an element in bytes."""
+    """Return the bytes that the embeddings keep for the backward pass.
+
+    Args:
+        model: shape of the network.
+        tokens: tokens of the micro batch.
+        size: bytes of an element.
+    """
     masks = model.hidden_size if model.hidden_dropout_prob else 0
     return tokens * (model.hidden_size * size + masks + 3 * 8 + 8)
 
 
 def layer_bytes(model: ModelConfig, tokens: int, size: int) -> int:
-    """What a layer keeps, its input included; `size` is that of an element in bytes."""
+    """Return the bytes that a layer keeps for the backward pass, its input included.
+
+    Args:
+        model: shape of the network.
+        tokens: tokens of the micro batch.
+        size: bytes of an element.
+    """
     elements = 8 * model.hidden_size + 2 * model.intermediate_size
     masks = 2 * model.hidden_size if model.hidden_dropout_prob else 0
     return tokens * (elements * size + masks + 4 * model.num_attention_heads + 16)
@@ -115,7 +128,15 @@ def layer_bytes(model: ModelConfig, tokens: int, size: int) -> int:
 def head_bytes(
     model: ModelConfig, phase: PhaseConfig, execution: ExecutionConfig, rows: int, size: int
 ) -> int:
-    """What both heads and the losses keep; `size` is that of an element in bytes."""
+    """Return the bytes that both heads and the losses keep for the backward pass.
+
+    Args:
+        model: shape of the network.
+        phase: gives the lengths of rows and the masked positions in them.
+        execution: gives the layout.
+        rows: rows of the micro batch.
+        size: bytes of an element.
+    """
     hidden, columns = model.hidden_size, _padded_vocabulary(model)
     predictions = rows * phase.max_predictions_per_seq
     vocabulary = predictions * ((4 * hidden + columns) * size + 8 + 4 + 2 * 8)

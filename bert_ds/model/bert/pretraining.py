@@ -1,4 +1,4 @@
-"""BERT with its pretraining heads. Knows nothing of ranks, engines or global counts.
+"""BERT with its pretraining heads. It knows nothing of ranks, engines or global counts.
 
 Parameter names are those of Hugging Face's `BertForPreTraining`.
 
@@ -25,7 +25,10 @@ _PARAMETERS_OF_HEADS: dict[Head, tuple[str, ...]] = {
 
 
 class BertForPreTraining(nn.Module):
-    """BERT's encoder with both heads, trained for `PRETRAINING`."""
+    """BERT's encoder with both heads, trained for `PRETRAINING`.
+
+    The public members are those that `bert_ds.model.family` asks of every network.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -59,25 +62,12 @@ class BertForPreTraining(nn.Module):
                 batch.input_ids, batch.token_type_ids, batch.position_ids, rows
             )
             return Encoded(states, states.index_select(0, batch.cu_seqlens[:-1]))
-        states = self.encode_padded(batch.input_ids, batch.token_type_ids, batch.attention_mask)
+        states = self.bert(batch.input_ids, batch.token_type_ids, batch.attention_mask)
         return Encoded(states.flatten(0, 1), states[:, 0])
-
-    def encode_padded(
-        self, input_ids: torch.Tensor, token_type_ids: torch.Tensor, attention_mask: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the hidden states of padded rows, [B, S, H].
-
-        Args:
-            input_ids: int64 [B, S], piece ids.
-            token_type_ids: int64 [B, S], segment of each token.
-            attention_mask: bool [B, S], True on real tokens.
-        """
-        states: torch.Tensor = self.bert(input_ids, token_type_ids, attention_mask)
-        return states
 
     @property
     def encoder(self) -> BertEncoder:
-        """The stack of layers, for execution settings."""
+        """The stack of layers, which execution settings act on."""
         return self.bert.encoder
 
     def score_vocabulary(self, states: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Elements of BERT's parameters, from its shape alone."""
+"""The size of BERT's parameters, from its shape alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from bert_ds.config.model import ModelConfig
 
 
 def num_parameters(model: ModelConfig) -> int:
-    """Trainable parameters of the pretraining model."""
+    """Return the number of trainable parameters, heads included."""
     h, inner = model.hidden_size, model.intermediate_size
     embeddings = (model.vocab_size + model.max_position_embeddings + model.type_vocab_size) * h
     layer = 4 * (h * h + h) + (h * inner + inner) + (inner * h + h) + 2 * 2 * h
@@ -17,6 +17,6 @@ def num_parameters(model: ModelConfig) -> int:
 
 
 def largest_parameter(model: ModelConfig) -> int:
-    """Elements of the largest parameter."""
+    """Return the number of elements of the largest parameter."""
     inner = max(model.intermediate_size, model.hidden_size)
     return max(model.vocab_size, model.max_position_embeddings, inner) * model.hidden_size

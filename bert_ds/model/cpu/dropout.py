@@ -1,13 +1,22 @@
 """Dropout on CPUs in one pass, with random numbers that depend on torch's seed alone.
 
 torch draws a number an element from one thread on CPUs, which takes a tenth of a training step of
-BERT-base. Here 64 random bits serve four elements, and mask and product are one pass. The numbers
-are counter-based: mixed from a seed, which torch's generator gives, and the element's place
-(SplitMix64, Steele et al. 2014, doi:10.1145/2660193.2660195). So a result is a function of torch's
-seed, whatever the number of threads.
+BERT-base. Here 64 random bits serve four elements, and mask and product are one pass.
 
 The probability is rounded to a multiple of 2^-16 (0.1 becomes 0.100006), and kept elements are
 divided by what is kept after rounding: the expectation is exact.
+
+What makes this hard is reproducibility. Recomputation draws every mask a second time, resumed runs
+repeat those of the run they continue, and both must get the same bits with any number of threads.
+Three things must therefore not change:
+
+- The numbers are counter-based: element i takes bits 16 (i mod 4) to 16 (i mod 4) + 15 of the mix
+  of the seed and i / 4 (SplitMix64, Steele et al. 2014, doi:10.1145/2660193.2660195). They do not
+  depend on the order in which elements are visited, and no state is carried from one to the next.
+- Each call takes one number from torch's default generator, the seed. `torch.utils.checkpoint`
+  restores that generator before it recomputes, so the second call draws the same mask. A call more
+  or less shifts the masks of all later ones.
+- The order of elements is the one in memory, so `x` must be contiguous.
 """
 
 from __future__ import annotations
@@ -21,11 +30,13 @@ import torch
 from data_prep.contract.compiled import compiled
 
 _STEPS = 1 << 16
+"""Steps between probability 0 and 1."""
 _FLOATS = (torch.float32, torch.float64)
+"""Types that the compiled loops take; the others are multiplied by torch."""
 
 
 def draw_and_drop_into(x: torch.Tensor, p: float, result: torch.Tensor, keep: torch.Tensor) -> None:
-    """One pass: which elements stay is drawn, and the others become zero.
+    """Draw which elements stay, scale those and set the others to zero, in one pass.
 
     Args:
         x: on the CPU, contiguous.
@@ -44,10 +55,10 @@ def draw_and_drop_into(x: torch.Tensor, p: float, result: torch.Tensor, keep: to
 
 
 def drop(x: torch.Tensor, keep: torch.Tensor, p: float) -> torch.Tensor:
-    """`x` where it is kept, scaled, else zero; also what a gradient becomes on its way back.
+    """Return `x` scaled where it is kept, else zero: the forward and the backward pass alike.
 
     Args:
-        x: on the CPU, contiguous.
+        x: values or gradients on the CPU, contiguous.
         keep: bool, of the same shape.
         p: probability that `keep` was drawn with.
     """
@@ -59,7 +70,13 @@ def drop(x: torch.Tensor, keep: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def drop_in_place(x: torch.Tensor, keep: torch.Tensor, p: float) -> None:
-    """`drop` that overwrites `x`."""
+    """Do what `drop` does, and overwrite `x`.
+
+    Args:
+        x: on the CPU, contiguous.
+        keep: bool, of the same shape.
+        p: probability that `keep` was drawn with.
+    """
     if x.dtype in _FLOATS:
         _drop(_flat(x).dtype.type(_scale(p)), _flat(x), _flat(keep), _flat(x))
     else:
@@ -67,12 +84,12 @@ def drop_in_place(x: torch.Tensor, keep: torch.Tensor, p: float) -> None:
 
 
 def _scale(p: float) -> float:
-    """What kept elements are multiplied by."""
+    """Return the factor of kept elements."""
     return _STEPS / (_STEPS - round(p * _STEPS))
 
 
 def _flat(x: torch.Tensor) -> npt.NDArray[Any]:
-    """The elements as an array that shares their memory."""
+    """Return the elements as an array that shares their memory."""
     return x.detach().view(-1).numpy()
 
 
@@ -80,7 +97,7 @@ def _flat(x: torch.Tensor) -> npt.NDArray[Any]:
     "bert_ds::dropout", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def dropout(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The result, and a byte an element for the way back."""
+    """Return the result, and which elements were kept, for the backward pass."""
     x = x.contiguous()
     result, keep = torch.empty_like(x), torch.empty(x.shape, dtype=torch.bool)
     draw_and_drop_into(x, p, result, keep)
@@ -94,7 +111,13 @@ def _(x: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 @torch.library.custom_op("bert_ds::dropout_backward", mutates_args=())
 def dropout_backward(gradient: torch.Tensor, keep: torch.Tensor, p: float) -> torch.Tensor:
-    """The gradient of what went in."""
+    """Return the gradient of the input.
+
+    Args:
+        gradient: gradient of the result.
+        keep: bool, which elements were kept.
+        p: probability that `keep` was drawn with.
+    """
     return drop(gradient.contiguous(), keep, p)
 
 
@@ -121,7 +144,7 @@ dropout.register_autograd(_backward, setup_context=_keep_for_backward)
 
 @compiled
 def _mixed(seed: np.uint64, number: int) -> np.uint64:
-    """64 random bits, the `number`-th of a seed: SplitMix64's increment and finaliser."""
+    """Return the `number`-th 64 random bits of a seed: SplitMix64's increment and finaliser."""
     mixed = seed + np.uint64(number) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -130,7 +153,7 @@ def _mixed(seed: np.uint64, number: int) -> np.uint64:
 
 @compiled
 def _draw(seed: np.uint64, dropped: int, keep: npt.NDArray[np.bool_]) -> None:
-    """Fills `keep` [n]: an element goes where its 16 bits are below `dropped`."""
+    """Fill `keep` [n]: an element is dropped where its 16 bits are below `dropped`."""
     threshold = np.uint64(dropped)
     whole = len(keep) // 4
     for number in range(whole):
@@ -153,7 +176,7 @@ def _draw_and_drop(
     target: npt.NDArray[np.floating[Any]],
     keep: npt.NDArray[np.bool_],
 ) -> None:
-    """Fills `target` and `keep`, both [n] as `source`; `_draw` and `_drop` in one."""
+    """Fill `target` and `keep`, both [n] as `source`: `_draw` and `_drop` in one pass."""
     threshold, zero = np.uint64(dropped), scale - scale
     whole = len(keep) // 4
     for number in range(whole):
@@ -178,7 +201,7 @@ def _drop(
     keep: npt.NDArray[np.bool_],
     target: npt.NDArray[np.floating[Any]],
 ) -> None:
-    """Fills `target` [n]."""
+    """Fill `target` [n] with the kept elements of `source`, scaled, and zeros."""
     zero = scale - scale
     for place in range(len(source)):
         target[place] = source[place] * scale if keep[place] else zero

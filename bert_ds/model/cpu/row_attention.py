@@ -3,6 +3,15 @@
 A row's scores stay in the cache, and rows of one length gain nothing from being computed together.
 The operations are registered with torch, so that compiled layers and recomputation can call them.
 
+What makes this hard: rows differ in length, so the matrices of probabilities do as well, and they
+must outlive the forward pass. They lie end to end in one flat buffer, at the places that
+`row_spans` gives; the forward and the backward pass must walk the rows in the same order and skip
+the same empty ones, or a row's gradient is computed from another row's probabilities. The shape of
+the buffer must be known before the lengths are (`register_fake`, for compiled layers): it is sized
+by max_seqlen, and its end stays untouched, so the system gives it no memory. Probabilities are kept
+before dropout, since the gradient of softmax needs them; those after it are computed again from
+`keep`.
+
 Legend: T tokens of all rows, H hidden_size, N heads, D head_dim = H / N, L tokens of one row.
 """
 
@@ -28,10 +37,18 @@ def row_attention(
     max_seqlen: int,
     p: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A row at a time: a row's scores stay in the cache, and rows of one length gain nothing.
+    """Compute softmax(q k^T / sqrt(D)) v within each row, for every head.
 
-    The way back needs the probabilities, and a byte each for dropout; autograd on `plain_attend`
-    would keep the probabilities before and after dropout.
+    The backward pass needs the probabilities, and a byte each for dropout; autograd on
+    `plain_attend` would keep the probabilities before and after dropout.
+
+    Args:
+        query: [T, N, D].
+        key: [T, N, D].
+        value: [T, N, D].
+        cu_seqlens: int32 [rows + 1], where each row begins, and T.
+        max_seqlen: tokens of the longest row.
+        p: dropout of the probabilities.
 
     Returns:
         [T, N, D]; probabilities [N * T * max_seqlen], of which those of the rows take the
@@ -82,7 +99,7 @@ def _row_attention_backward(
     all_keep: torch.Tensor,
     p: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value, each [T, N, D]."""
+    """Return the gradients of query, key and value, each [T, N, D]."""
     results = (torch.empty_like(query), torch.empty_like(query), torch.empty_like(query))
     scale = 1 / math.sqrt(query.shape[-1])
     for span, place in row_spans(cu_seqlens, query.shape[1]):
@@ -133,5 +150,5 @@ row_attention.register_autograd(_backward, setup_context=_keep_for_backward)
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
-    """scale * a @ b of N matrices, in one pass."""
+    """Return scale * a @ b of N matrices, in one pass."""
     return torch.baddbmm(a.new_empty(1), a, b, beta=0, alpha=scale)
