@@ -3,7 +3,7 @@
 #   node1 slots=8
 # RECIPE, DATA and RUN are the same folders on every host.
 #   HOSTFILE=hosts RECIPE=... DATA=... RUN=... bash launchers/hostfile.sh [more arguments]
-# First the hosts are looked at (bert-ds doctor; DOCTOR=0 leaves it out). A run that fails is started
+# First the hosts are checked (bert-ds doctor; DOCTOR=0 leaves it out). A run that fails is started
 # again up to MAX_RESTARTS times (default 0) from its last checkpoint, on the hosts that the hostfile
 # then names; DROP_LOST_HOSTS=1 leaves out those that do not answer any more.
 # LAUNCHER=pdsh (default), openmpi, mpich or slurm, as deepspeed has them. DRY_RUN=1 prints the command.

@@ -2,7 +2,7 @@
 # By mpiexec, of Open MPI or MPICH; the ranks find MASTER_ADDR by themselves (mpi4py, built for
 # the same MPI, must be installed).
 #   RANKS=16 RECIPE=... DATA=... RUN=... bash launchers/mpi.sh [more arguments]
-# HOSTS=node1:8,node2:8 for several hosts, which are looked at first (bert-ds doctor; DOCTOR=0 leaves
+# HOSTS=node1:8,node2:8 for several hosts, which are checked first (bert-ds doctor; DOCTOR=0 leaves
 # it out). A run that fails is started again up to MAX_RESTARTS times (default 0). MPIEXEC names
 # another mpiexec, PYTHON another Python than the first of PATH. DRY_RUN=1 prints the command.
 set -euo pipefail

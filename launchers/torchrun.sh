@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # By torchrun, started once on every host with the same arguments.
 #   RANKS=8 RECIPE=... DATA=... RUN=... bash launchers/torchrun.sh [more arguments]
-# HOSTS=2 RENDEZVOUS=node1:29500 for several hosts, which are looked at first (bert-ds doctor, on the
+# HOSTS=2 RENDEZVOUS=node1:29500 for several hosts, which are checked first (bert-ds doctor, on the
 # port after that one; DOCTOR=0 leaves it out). A run that fails is started again up to MAX_RESTARTS times
 # (default 0; the same on every host). DRY_RUN=1 prints the command.
 set -euo pipefail

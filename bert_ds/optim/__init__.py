@@ -1,7 +1,7 @@
 """LAMB with exact trust ratios, its parameter groups, and the learning-rate schedules.
 
-`rule` says what an optimizer computes, `layout` where its tensors lie, `kernels` how a device
-computes it, `optimizer` brings them together.
+`rule` is what an optimizer computes, `layout` where its tensors lie, `kernels` how a device
+computes it; `optimizer` brings the three together.
 """
 
 from bert_ds.config.optimizer import LambConfig

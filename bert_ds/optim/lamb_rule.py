@@ -43,7 +43,9 @@ class LambRule:
     """The numbers of one parameter group at one update, see `bert_ds.optim.rule`."""
 
     title: ClassVar[str] = "LAMB"
+    """The optimizer's name in messages."""
     num_others: ClassVar[int] = 0
+    """Tensors that `advance` returns besides u."""
 
     step: int
     """t, updates that the tensors have had, this one included."""
@@ -72,12 +74,12 @@ class LambRule:
 
     @staticmethod
     def fault_of(settings: Mapping[str, Any]) -> str | None:
-        """As `Rule.fault_of`."""
+        """Return what is wrong with the settings of a group, or None."""
         return lamb_fault(settings)
 
     @classmethod
     def at(cls, group: dict[str, Any], step: int) -> LambRule:
-        """As `Rule.at`."""
+        """Return the numbers of a group at update `step` = 1, 2, ... of its tensors."""
         beta1, beta2 = group["betas"]
         correction1 = correction2 = 1.0
         if group["bias_correction"]:
@@ -102,7 +104,11 @@ class LambRule:
 
     @property
     def fused_kernels(self) -> tuple[str, ...]:
-        """As `Rule.fused_kernels`; apex's corrects and averages always."""
+        """Names of the hand-written kernels for these numbers; apex's always corrects and averages.
+
+        Without `bias_correction` or `grad_averaging`, and for the variant deepspeed, apex's kernel
+        would compute something else.
+        """
         is_standard = (
             math.isclose(self.correction1, 1.0 - self.beta1**self.step)
             and math.isclose(self.correction2, 1.0 - self.beta2**self.step)
@@ -117,7 +123,14 @@ class LambRule:
         exp_avg: torch.Tensor,
         exp_avg_sq: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """As `Rule.advance`."""
+        """Advance the moments in place and return u, all [n].
+
+        Args:
+            weight: w.
+            gradient: g, clipped.
+            exp_avg: m, overwritten.
+            exp_avg_sq: v, overwritten.
+        """
         exp_avg.mul_(self.beta1).add_(gradient, alpha=self.beta3)
         exp_avg_sq.mul_(self.beta2).addcmul_(gradient, gradient, value=1.0 - self.beta2)
         denominator = (exp_avg_sq / self.correction2).sqrt_().add_(self.eps)
@@ -125,7 +138,13 @@ class LambRule:
         return (update.add_(weight, alpha=self.weight_decay),)
 
     def factors(self, sums: torch.Tensor) -> torch.Tensor:
-        """Return trust ratios ||w|| / ||u||, 1 where a norm is 0 or exempt, NaN if either is."""
+        """Return the trust ratio ||w|| / ||u|| of each parameter, float64 [P].
+
+        It is 1 where a norm is 0 or the group is exempt, and NaN where a norm is.
+
+        Args:
+            sums: float64 [NUM_SUMS, P], see `Rule.factors`.
+        """
         weight_norm, update_norm = sums[WEIGHT].sqrt(), sums[UPDATE].sqrt()
         ratio = (weight_norm / update_norm).clamp(self.lowest, self.highest)
         if self.is_exempt:

@@ -1,9 +1,16 @@
 """Where the elements of parameters lie in the tensors that an optimizer updates.
 
-ZeRO gives an optimizer flat tensors, each a shard of many parameters end to end. A layout says
-which run of which parameter lies where, so that sums over whole parameters can be added up over all
-ranks, and a checkpoint can be written by parameter. Without ZeRO every parameter is one fragment,
-in a tensor of its own. A layout knows no engine: `zero_layout` reads one out of DeepSpeed.
+ZeRO gives an optimizer flat tensors, each a shard of many parameters end to end. A layout records
+which elements of which parameter lie where, so that sums over whole parameters can be added up over
+all ranks, and a checkpoint can be written by parameter. Without ZeRO every parameter is one
+fragment, in a tensor of its own. A layout knows no engine: `zero_layout` reads one out of
+DeepSpeed.
+
+What makes this hard: `check`, `gather` and every step add up over ranks, so all ranks must call
+them together, and `names` must be in the same order on all of them, since the column of a parameter
+in a sum is its number there. An error is raised only after the sum, or the other ranks would wait
+for this one. Elements of a shard that belong to no fragment are padding, which may be uninitialised
+memory: nothing may sum over it.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ class FlatShard:
     """Float32 [n], master weights; elements in no fragment are padding and mean nothing. In a
     layout of whole parameters it is a parameter in its own shape."""
     fragments: tuple[Fragment, ...]
-    """What lies in it, in order."""
+    """The parts of parameters that lie in it, in order."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +84,7 @@ class ShardLayout:
 
     @functools.cached_property
     def numels(self) -> tuple[int, ...]:
-        """Elements of each whole parameter."""
+        """The number of elements of each whole parameter."""
         return tuple(shape.numel() for shape in self.shapes)
 
     @functools.cached_property
@@ -129,8 +136,8 @@ class ShardLayout:
         """Put whole parameters together. All ranks of the group call it together.
 
         Args:
-            flats: For each shard, by `id(shard.tensor)`, a tensor that lies as it does. What lies
-                in a shard that is left out is 0.
+            flats: For each shard, by `id(shard.tensor)`, a tensor that lies as it does. The
+                elements of a shard that is left out become 0.
 
         Returns:
             Float32 by parameter name, on the CPU; empty on all ranks but the group's first. Where

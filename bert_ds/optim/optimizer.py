@@ -29,13 +29,13 @@ class _Alike(NamedTuple):
     step: int
     """Number of the update, from 1."""
     device: torch.device
-    """Where they lie."""
+    """Device that they lie on."""
     dtype: torch.dtype
-    """Of the weights."""
+    """Type of the weights."""
 
 
 class RuleOptimizer(torch.optim.Optimizer):
-    """What all optimizers of this package have in common; a subclass names a rule and settings.
+    """The base of all optimizers of this package; a subclass names a rule and its settings.
 
     State of a tensor: `step` (int, updates it has had), `exp_avg` (m) and `exp_avg_sq` (v), in
     its shape and dtype. A step reads nothing from a GPU, so the host never waits for it.
@@ -45,7 +45,7 @@ class RuleOptimizer(torch.optim.Optimizer):
     """
 
     rule: ClassVar[type[Rule]]
-    """What is computed."""
+    """The formulae."""
 
     _layout = ShardLayout((), (), (), None, is_sharded=False)  # before there are groups
 
@@ -54,7 +54,7 @@ class RuleOptimizer(torch.optim.Optimizer):
 
         Args:
             params: Parameters, or groups as `bert_ds.optim.param_groups` makes them.
-            defaults: Settings of groups that do not have their own; with `lr`, `kernel` and
+            defaults: Settings of groups that do not have their own: `lr`, `kernel`,
                 `max_grad_norm`, and what the rule reads.
         """
         self._lay_out(self._layout)
@@ -152,13 +152,13 @@ class RuleOptimizer(torch.optim.Optimizer):
         return loss
 
     def bind(self, layout: ShardLayout) -> None:
-        """Take over where parameters lie, once an engine has replaced them by flat shards.
+        """Adopt the layout of an engine that has replaced the parameters by flat shards.
 
-        To be called once, before the first step; every later step adds up sums over the layout's
-        ranks.
+        Call it once, before the first step; every later step adds up sums over the layout's ranks.
 
         Args:
-            layout: Of all tensors that the engine will step; names as in the groups' `names`.
+            layout: Layout of all tensors that the engine will step; names as in the groups'
+                `names`.
 
         Raises:
             ConfigError: A parameter of the groups is not in the layout, or `max_grad_norm` is on,
@@ -179,11 +179,17 @@ class RuleOptimizer(torch.optim.Optimizer):
 
     @property
     def layout(self) -> ShardLayout:
-        """Where parameters lie; `is_sharded` once the optimizer is bound."""
+        """The places of all parameters; `is_sharded` once the optimizer is bound."""
         return self._layout
 
     def use_kernel(self, kernel: Kernel, device: torch.device, dtype: torch.dtype) -> None:
-        """Compute later steps of tensors of a device and dtype by a kernel of your own."""
+        """Compute later steps of tensors of a device and dtype by a kernel of your own.
+
+        Args:
+            kernel: The kernel.
+            device: Device of the tensors.
+            dtype: Type of the weights.
+        """
         self._choices[device, dtype] = Choice(kernel, "given by the caller")
 
     @property
@@ -274,11 +280,11 @@ class RuleOptimizer(torch.optim.Optimizer):
     def _update(self, tensors: dict[_Alike, list[FlatTensors]]) -> None:
         """Apply one update to all tensors. All ranks call it together where they hold shards.
 
-        The order is a protocol. A rank knows ||w|| and ||u|| of its own fragments alone, so every
-        kernel first advances its moments and adds to the sums; then the ranks add those up, once,
-        also a rank that steps nothing, because the others wait for it; only then are factors known
-        and weights moved. All ranks compute all factors from the same sums, in float64, and so
-        move their parts of a parameter by the same multiple.
+        The order is a protocol, which must not change. A rank knows ||w|| and ||u|| of its own
+        fragments alone, so every kernel first advances its moments and adds to the sums; then the
+        ranks add those up, exactly once, also a rank that steps nothing, because the others wait
+        for it; only then are factors known and weights moved. All ranks compute all factors from
+        the same sums, in float64, and so move their parts of a parameter by the same multiple.
         """
         layout = self._layout
         device = layout.shards[0].tensor.device
@@ -336,7 +342,7 @@ class RuleOptimizer(torch.optim.Optimizer):
 
 
 class LastNorms(NamedTuple):
-    """What the last step measured of each of P parameters; tensors are float64 on the device."""
+    """The measurements of the last step for P parameters; tensors are float64 on the device."""
 
     names: tuple[str, ...]
     """Names of the parameters."""
@@ -347,9 +353,9 @@ class LastNorms(NamedTuple):
     update_norms: torch.Tensor
     """[P], ||u||; the step moved w by lr * r * ||u||."""
     grad_norms: torch.Tensor
-    """[P], ||g|| as the moments took it: unscaled and clipped."""
+    """[P], ||g|| of the gradient that entered the moments: unscaled and clipped."""
     trust_ratios: torch.Tensor
-    """[P], r."""
+    """[P], the factor r."""
 
 
 @dataclass
@@ -357,14 +363,14 @@ class _LastStep:
     """What is kept of the last step, by parameter, and the gradient norm before clipping."""
 
     sums: torch.Tensor | None = None
-    """Float64 [rows, P]."""
+    """Sums by parameter over all ranks, float64 [rows, P]."""
     ratios: torch.Tensor | None = None
-    """Float64 [P]."""
+    """Factor of each parameter, float64 [P]."""
     grad_norm: torch.Tensor | None = None
-    """Float64 scalar."""
+    """Global gradient norm before clipping, float64 scalar."""
 
     def keep(self, sums: torch.Tensor, ratios: torch.Tensor) -> None:
-        """Take over what a step found out; it may have covered some parameters only."""
+        """Keep the results of a step, which may have covered some parameters only."""
         if self.sums is not None and self.ratios is not None:
             is_stepped = sums[ELEMENTS] > 0
             sums = torch.where(is_stepped, sums, self.sums)

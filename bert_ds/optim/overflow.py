@@ -1,7 +1,7 @@
 """Find the parameters whose gradients overflow, for the message of a run that must end for it.
 
 Under fp16 an update whose gradients overflow is skipped and the loss scale lowered. A run that has
-diverged skips for ever, or until the scale is at its floor. By then the engine has discarded the
+diverged skips without end, or until the scale is at its floor. By then the engine has discarded the
 gradients; so while the next skip would be the last, hooks check each parameter's gradient as
 backward computes it. At all other times there are no hooks and nothing is checked.
 """
@@ -23,13 +23,13 @@ MOST_NAMES = 5
 
 
 class OverflowWatch:
-    """Counter of skipped updates in a row that watches gradients before the last allowed one."""
+    """A counter of skipped updates in a row; it watches the gradients of the last allowed one."""
 
     def __init__(self, model: nn.Module, max_skipped_in_a_row: int, lowest_scale: float) -> None:
         """Start with no skips.
 
         Args:
-            model: Its parameters are watched.
+            model: The model whose parameters are watched.
             max_skipped_in_a_row: Skips after which the run ends.
             lowest_scale: Loss scale at which another overflow ends the run; 0 where there is none.
         """
@@ -42,7 +42,7 @@ class OverflowWatch:
         self._flags: torch.Tensor | None = None
 
     def before_backward(self, loss_scale: float) -> None:
-        """Set or remove the hooks; to be called before each backward pass."""
+        """Set or remove the hooks; call it before each backward pass."""
         is_last = self._num_skipped + 1 >= self._max_skipped or loss_scale <= self._lowest_scale
         if is_last and not self._handles:
             device = self._parameters[0][1].device
@@ -55,7 +55,7 @@ class OverflowWatch:
             self._stop_watching()
 
     def after_update(self, *, was_applied: bool) -> bool:
-        """Count an update; to be called after each.
+        """Count an update; call it after each.
 
         Returns:
             Whether as many updates in a row have been skipped as are allowed.

@@ -1,4 +1,4 @@
-"""Which parameters are decayed: all but biases and LayerNorm weights (Devlin et al. 2018)."""
+"""Parameter groups: all are decayed but biases and LayerNorm weights (Devlin et al. 2018)."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ def check_every_parameter_is_in_one_group(
             times_held[id(parameter)] = times_held.get(id(parameter), 0) + 1
     trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
-        raise ConfigError("the model has no trainable parameter; every requires_grad is False.")
+        raise ConfigError("the model has no trainable parameter; every requires_grad is False")
     missing = [name for key, name in trainable.items() if key not in times_held]
     repeated = [name for key, name in trainable.items() if times_held.get(key, 0) > 1]
     num_foreign = len(times_held.keys() - trainable.keys())
     if missing:
         raise ConfigError(
             f"trainable parameters in no optimizer group, they would never learn: "
-            f"{', '.join(missing)}; add them to a group or set requires_grad to False."
+            f"{', '.join(missing)}; add them to a group or set requires_grad to False"
         )
     if repeated:
         raise ConfigError(
             f"parameters in more than one optimizer group: {', '.join(repeated)}; "
-            "list each of them once."
+            "list each of them once"
         )
     if num_foreign:
         raise ConfigError(
             f"{num_foreign} parameters in the optimizer groups are frozen or not the model's; "
-            "build the groups from this model's trainable parameters."
+            "build the groups from this model's trainable parameters"
         )

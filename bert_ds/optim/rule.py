@@ -1,4 +1,4 @@
-"""What a rule is: an optimizer's arithmetic, apart from where its tensors lie.
+"""The interface of a rule: an optimizer's arithmetic, apart from where its tensors lie.
 
 A rule knows neither ZeRO nor ranks nor devices. It turns the settings of a parameter group and the
 number t of an update into numbers, and those into a step of every parameter w of the group:
@@ -34,7 +34,7 @@ class Rule(Protocol):
     title: ClassVar[str]
     """The optimizer's name in messages."""
     num_others: ClassVar[int]
-    """How many tensors `advance` returns besides u."""
+    """Tensors that `advance` returns besides u."""
 
     @staticmethod
     def fault_of(settings: Mapping[str, Any]) -> str | None:
@@ -46,7 +46,7 @@ class Rule(Protocol):
 
     @property
     def step_size(self) -> float:
-        """Learning rate, with whatever else multiplies u besides the factor."""
+        """The learning rate, with all that multiplies u besides the factor."""
 
     @property
     def is_exempt(self) -> bool:
@@ -65,7 +65,13 @@ class Rule(Protocol):
     ) -> tuple[torch.Tensor, ...]:
         """Advance the moments in place; return u, then what else the factor needs squares of.
 
-        All tensors are [n]. Elements may be padding, so that no element may affect another.
+        All tensors are [n]. Elements may be padding, so no element may affect another.
+
+        Args:
+            weight: w.
+            gradient: g, clipped.
+            exp_avg: m, overwritten.
+            exp_avg_sq: v, overwritten.
         """
 
     def factors(self, sums: torch.Tensor) -> torch.Tensor:

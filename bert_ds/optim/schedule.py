@@ -36,7 +36,7 @@ from bert_ds.config.schedule import (
 def learning_rate_at(
     config: ScheduleConfig, peak_lr: float, global_step: int, total_steps: int
 ) -> float:
-    """The learning rate of the next update.
+    """Return the learning rate of the next update.
 
     Args:
         config: The schedule.
@@ -68,7 +68,7 @@ def learning_rate_at(
 
 
 def warmup_steps_of(config: ScheduleConfig, total_steps: int) -> int:
-    """`warmup_proportion` of `total_steps` in whole updates, always fewer than all of them."""
+    """Return the warm-up in whole updates, always fewer than `total_steps`."""
     return min(round(config.warmup_proportion * total_steps), total_steps - 1)
 
 

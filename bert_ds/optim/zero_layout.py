@@ -1,8 +1,11 @@
 """The one reader of DeepSpeed's private attributes: which element lies where under ZeRO 1, 2, 3.
 
-None of what is read here is documented. It was found alike in DeepSpeed 0.19.0 to 0.19.8, the
-versions that `pyproject.toml` allows; another version is refused, every reading is checked against
-the model's own weights, and what is not understood is an error, never a guess.
+What makes this hard: none of what is read here is documented, and a layout that is misread trains,
+with wrong trust ratios, without any error. The attributes are the same in DeepSpeed 0.19.0 to
+0.19.8, the versions that `pyproject.toml` allows. Three checks must stay: another version is
+refused; the float32 elements of every fragment are compared with the model's own weights, so the
+layout must be read before the first step; and the ranks together must hold every element once. All
+ranks learn of a failure before any of them raises it, since they read together.
 
 ZeRO 1 and 2: the parameters of a group lie end to end (with padding, and in another order under
 `round_robin_gradients` and `parameter_alignment`) in `bit16_groups_flat[i]`, of which each model
@@ -51,9 +54,9 @@ def read_layout(zero_optimizer: Any, model: nn.Module) -> ShardLayout:
         model: The model that the engine was given; it gives the parameters their names.
 
     Raises:
-        ConfigError: DeepSpeed's version is not known, or the engine wraps the optimizer in a class
-            that is not.
-        TrainingError: The attributes are not there, or do not hold what they are known to hold.
+        ConfigError: The version of DeepSpeed, or the class in which the engine wraps the optimizer,
+            is none of those that are tested.
+        TrainingError: The attributes are missing, or hold something else than in tested versions.
     """
     check_version(metadata.version("deepspeed"))
     kind = type(zero_optimizer).__name__
@@ -88,7 +91,7 @@ def read_layout(zero_optimizer: Any, model: nn.Module) -> ShardLayout:
 
 
 def check_version(version: str) -> None:
-    """Refuse a DeepSpeed whose layout nobody has compared with what this module reads.
+    """Refuse a version of DeepSpeed that this module is not tested with.
 
     Raises:
         ConfigError: The version is outside TESTED_VERSIONS.
@@ -176,12 +179,13 @@ def _read_stage_3(zero: Any, names: dict[int, str]) -> ShardLayout:
 
 
 def _check_values(name: str, master: torch.Tensor, model_values: torch.Tensor) -> None:
-    """Check that the float32 fragment holds the model's own values: else the layout is misread."""
+    """Check that the float32 fragment holds the model's own values; else the layout is misread."""
     if master.dtype != torch.float32:
         raise TrainingError(f"the master weights of {name} are {master.dtype}, not float32")
     seen = model_values.detach().to(device=master.device, dtype=torch.float32)
     if not torch.equal(master.detach(), seen):
         raise TrainingError(
-            f"the float32 weights of {name} are not where the layout says: this DeepSpeed lays "
-            "them out in another way"
+            f"the float32 weights of {name} are not where they are in tested versions: this "
+            "DeepSpeed lays them out in another way; install a version from "
+            f"{' to '.join(TESTED_VERSIONS)}"
         )

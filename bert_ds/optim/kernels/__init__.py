@@ -5,8 +5,8 @@ plain one; on CPUs the C one where a compiler is found, else the plain one; the 
 else, for any dtype but float32 and for a rule that no other computes. A kernel asked for by name is
 used or refused, never replaced.
 
-The fused ones square elements in float32: a tensor whose elements are all below 1e-19 has norm 0 to
-them, one with elements above 1e19 an infinite one.
+The fused kernels square elements in float32: a tensor whose elements are all below 1e-19 has norm 0
+for them, and one with elements above 1e19 has an infinite norm.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from bert_ds.optim.rule import NUM_SUMS
 
 
 class Choice(NamedTuple):
-    """A kernel and why it was taken."""
+    """A kernel and the reason why it was chosen."""
 
     kernel: Kernel
-    """One instance serves one optimizer."""
+    """The kernel; one instance serves one optimizer."""
     reason: str
-    """For the log, in a few words."""
+    """The reason in a few words, for the log."""
 
 
 class _Unavailable(Exception):
@@ -51,9 +51,9 @@ def choose_kernel(
     """Choose the kernel for tensors of a device and dtype.
 
     Args:
-        name: What the settings ask for.
-        device: Where the tensors lie.
-        dtype: Of the master weights.
+        name: The `kernel` setting.
+        device: Device that the tensors lie on.
+        dtype: Type of the master weights.
         fused_kernels: The hand-written kernels that compute the rule, `Rule.fused_kernels`.
 
     Raises:

@@ -29,7 +29,7 @@ CHUNK = 2048 * 32
 
 
 class ApexKernel:
-    """LAMB in float32 on NVIDIA GPUs; holds u of all tensors for the step's length."""
+    """LAMB in float32 on NVIDIA GPUs by apex; it keeps u of all tensors during a step."""
 
     name = "apex"
 
@@ -38,7 +38,7 @@ class ApexKernel:
         self._amp_c = amp_c
 
     def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
-        """As `Kernel.begin`."""
+        """Advance the moments and add to the sums, see `Kernel.begin`."""
         c = inputs.rule
         assert isinstance(c, LambRule)
         if self.name not in c.fused_kernels:

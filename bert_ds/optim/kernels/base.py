@@ -1,11 +1,12 @@
-"""What every kernel is given and does: two halves of a step, with the ranks' sum between.
+"""The interface of a kernel: a step in two halves, with the sum over the ranks in between.
 
     apply_update = kernel.begin(inputs, sums)     moments; sums of squares by parameter
     ...                                           sums over the ranks; factors
     apply_update(multipliers)                     w -= multiplier[parameter] * u
 
-A rule says what is computed (`bert_ds.optim.rule`). F fragments, P parameters, n elements of a
-tensor.
+The formulae are those of a rule (`bert_ds.optim.rule`).
+
+Legend: F fragments, P parameters, n elements of a tensor.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class FlatTensors:
     """
 
     weight: torch.Tensor
-    """w, float32 master weights."""
+    """Master weights w."""
     gradient: torch.Tensor
-    """g."""
+    """Gradient g."""
     exp_avg: torch.Tensor
-    """m."""
+    """First moment m."""
     exp_avg_sq: torch.Tensor
-    """v."""
+    """Second moment v."""
     fragments: tuple[Fragment, ...]
     """Parts of parameters; what is in none of them is padding, which no sum may count."""
     may_overwrite_gradient: bool
@@ -55,7 +56,7 @@ class FlatTensors:
         Args:
             tensor: Whole parameter or shard, with a gradient.
             state: Its moments. One that does not lie as the tensor does is replaced.
-            fragments: What lies in it.
+            fragments: Parts of parameters that lie in it.
             may_overwrite_gradient: Whether its gradient is not needed after the step.
 
         Raises:
@@ -82,10 +83,10 @@ class FlatTensors:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """What one call of a kernel updates: tensors that share rule, dtype and device."""
+    """The input of one call of a kernel: tensors that share rule, dtype and device."""
 
     tensors: tuple[FlatTensors, ...]
-    """What to update."""
+    """The tensors to update."""
     rule: Rule
     """Formulae, with the numbers of this step."""
     numels: tuple[int, ...]
@@ -101,6 +102,7 @@ class Kernel(Protocol):
     """One way to compute a step."""
 
     name: str
+    """Its name in settings and logs."""
 
     def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
         """Advance the moments and add to the sums.
@@ -109,13 +111,13 @@ class Kernel(Protocol):
         factor needs no other rank.
 
         Args:
-            inputs: What to update.
+            inputs: Tensors to update, and the rule.
             sums: Float64 [NUM_SUMS + num_others, P] on the tensors' device, added to in the rows
                 that `bert_ds.optim.rule` names.
 
         Returns:
-            Called once with float64 [P] on the same device, step size times factor, it moves the
-            weights that have not moved.
+            A function to be called once with float64 [P] on the same device, step size times
+            factor; it moves the weights that have not moved yet.
         """
 
 

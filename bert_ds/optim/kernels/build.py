@@ -60,7 +60,7 @@ def load_library(source: Path) -> tuple[ctypes.CDLL, str]:
 def _load(source: Path, compiler: list[str], flags: tuple[str, ...], path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
-    except OSError:  # broken on the disk: once more
+    except OSError:  # broken on the disk: build it again
         with _lock(path):
             _compile(source, compiler, flags, path)
         return ctypes.CDLL(str(path))

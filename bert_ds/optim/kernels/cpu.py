@@ -1,9 +1,10 @@
 """The fused kernel for CPUs: `lamb.c`, called through ctypes over a table of fragments.
 
-C sees addresses and not tensors. So everything that an address stands for must be alive, contiguous
-and float32 while a call lasts: the tensors by `StepInputs`, the table and the arrays by names that
-Python holds until `apply_update` has run. The order of the table's columns and of the fields below
-is that of the structures in lamb.c.
+What makes this hard: C gets addresses and not tensors, and checks nothing. Everything that an
+address stands for must be alive, contiguous and float32 during a call: `StepInputs` holds the
+tensors, and local names hold the table and the arrays until `apply_update` has run. The order of
+the table's columns and of the fields below is that of the structures in lamb.c; a change on one
+side alone corrupts memory.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _Table: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 class _Coefficients(ctypes.Structure):
-    """`Coefficients` of lamb.c."""
+    """The structure `Coefficients` of lamb.c."""
 
     _fields_ = (
         ("gradient_scale", ctypes.c_float),
@@ -65,7 +66,7 @@ class CpuKernel:
         self._library, self.build = _load()
 
     def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
-        """As `Kernel.begin`; moves the weights of whole parameters."""
+        """Do what `Kernel.begin` does, and move the weights of whole parameters already."""
         table, parameters = _fragment_table(inputs)
         count = len(table)
         assert isinstance(inputs.rule, LambRule)

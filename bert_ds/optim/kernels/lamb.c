@@ -3,10 +3,11 @@
  * The arithmetic is that of bert_ds/optim/lamb_rule.py, in float32; sums of squares are taken in
  * float32 over rows of 256 elements and in float64 above.
  *
- * What makes it hard is that a step must be bound by memory and still repeat bit for bit. So every
- * sum is formed in an order that does not depend on the number of threads: a small fragment by one
- * thread from end to end, a large one by blocks whose sums are added up in their order. ROW and
- * BLOCK decide the bits of the sums and must not change.
+ * What makes it hard is that a step must be limited by memory bandwidth alone and still repeat bit
+ * for bit. So every sum is formed in an order that does not depend on the number of threads: a small
+ * fragment by one thread from end to end, a large one by blocks whose sums are added up in their
+ * order. ROW and BLOCK decide the bits of the sums and must not change. The kept u may lie in the
+ * gradient's memory, so `advance` may declare neither of those two pointers `restrict`.
  *
  * A parameter that lies whole in one fragment is finished while it is still in the cache. Where
  * its gradient may be overwritten, the update direction u is kept there between the two passes;

@@ -1,4 +1,4 @@
-"""Any rule in tensor operations: the reference that every faster kernel is tested against."""
+"""The reference kernel: any rule in tensor operations. Every faster kernel is tested against it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bert_ds.optim.rule import ELEMENTS, GRADIENT, NUM_SUMS, UPDATE, WEIGHT, Rul
 
 
 class PlainKernel:
-    """Works on any device and in any float type; holds u of all tensors for the step's length."""
+    """A kernel for any device and any float type; it keeps u of all tensors during a step."""
 
     name = "plain"
 
     def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
-        """As `Kernel.begin`."""
+        """Advance the moments and add to the sums, see `Kernel.begin`."""
         updates = []
         for flat in inputs.tensors:
             gradient = flat.gradient
@@ -42,5 +42,11 @@ class PlainKernel:
     def advance(
         self, rule: Rule, flat: FlatTensors, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Compute the rule's part by element; `gradient` is the clipped one."""
+        """Compute the rule's part by element, see `Rule.advance`.
+
+        Args:
+            rule: The formulae.
+            flat: Weight and moments; the moments are overwritten.
+            gradient: The clipped gradient.
+        """
         return rule.advance(flat.weight, gradient, flat.exp_avg, flat.exp_avg_sq)

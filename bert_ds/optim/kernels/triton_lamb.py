@@ -5,9 +5,16 @@ sums of squares are added up by a second kernel, a fragment a program, in float6
 order, so that a step repeats bit for bit. Tables lie on the device and are made once; only the
 addresses of gradients can change from step to step.
 
-Two things must not change. The host never waits: nothing is read from the device, and tables are
-sent from pinned memory. And square roots and divisions are the correctly rounded ones (`sqrt_rn`,
-`div_rn`): the fast ones that Triton takes by itself would not agree with the other kernels.
+What makes this hard: kernels read and write through raw addresses, which Triton cannot check, and
+run while the host is already at later work. Four things must not change:
+
+- The host never waits: nothing is read from the device, and tables are sent from pinned memory.
+- A table is used again only for tensors at the same addresses: its key holds all of them, and those
+  of gradients are compared in every step, since an engine may allocate them again.
+- Every load and store is masked by the fragment's length: what lies behind it belongs to another
+  parameter, or is padding.
+- Square roots and divisions are the correctly rounded ones (`sqrt_rn`, `div_rn`): the fast ones
+  that Triton takes by itself would not agree with the other kernels.
 
 With TRITON_INTERPRET=1 set before this module is imported, the same code runs on CPUs, slowly.
 """
@@ -26,21 +33,23 @@ from bert_ds.optim.lamb_rule import LambRule
 from bert_ds.optim.rule import ELEMENTS, GRADIENT
 
 BLOCK = 4096
+"""Elements of a block."""
 TABLES_KEPT = 64
+"""Sets of tensors whose tables are kept at a time."""
 PARTIALS = 256
 """Partial sums that the second kernel loads at a time."""
 
 
 @triton.jit
 def _direction(w, m, v, correction1, correction2, eps, weight_decay):
-    """The update direction u of a block."""
+    """Return the update direction u of a block."""
     root = tl.sqrt_rn(tl.div_rn(v, correction2))
     return tl.div_rn(tl.div_rn(m, correction1), root + eps) + weight_decay * w
 
 
 @triton.jit
 def _address(table, fragment):
-    """The start of a fragment, out of a table of addresses."""
+    """Return the start of a fragment, out of a table of addresses."""
     return tl.load(table + fragment).to(tl.pointer_type(tl.float32))
 
 
@@ -50,7 +59,7 @@ def _advance(
     partial, num_blocks, beta1, beta2, beta3, beta2_rest, correction1, correction2, eps,
     weight_decay, HAS_DIVISOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Moments of a block, and its sums of squares of w, u and g into partial [3, num_blocks]."""
+    """Advance a block's moments; store its sums of squares of w, u, g in partial [3, blocks]."""
     block = tl.program_id(0)
     fragment = tl.load(block_fragment + block)
     offsets = tl.load(block_start + block) + tl.arange(0, BLOCK)
@@ -90,7 +99,7 @@ def _apply(
     block_fragment, block_start, weights, exp_avgs, exp_avg_sqs, numels, parameters, multipliers,
     correction1, correction2, eps, weight_decay, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """w -= multiplier u for a block; u is computed again, which costs less than memory for it."""
+    """Subtract multiplier u from w of a block; to compute u again costs less than to store it."""
     block = tl.program_id(0)
     fragment = tl.load(block_fragment + block)
     offsets = tl.load(block_start + block) + tl.arange(0, BLOCK)
@@ -105,7 +114,7 @@ def _apply(
 
 
 class _Tables(NamedTuple):
-    """What lies on the device for one set of tensors. F fragments, B blocks."""
+    """The tables on the device for one set of tensors, of F fragments and B blocks."""
 
     block_fragment: torch.Tensor
     """Int32 [B], each block's fragment."""
@@ -126,7 +135,7 @@ class _Tables(NamedTuple):
 
 
 class TritonKernel:
-    """LAMB in float32 on GPUs; no read of the device, so the host never waits."""
+    """LAMB in float32 on GPUs; nothing is read from the device, so the host never waits."""
 
     name = "triton"
 
@@ -135,7 +144,7 @@ class TritonKernel:
         self._gradients: dict[tuple[object, ...], tuple[tuple[int, ...], torch.Tensor]] = {}
 
     def begin(self, inputs: StepInputs, sums: torch.Tensor) -> ApplyUpdate:
-        """As `Kernel.begin`."""
+        """Advance the moments and add to the sums, see `Kernel.begin`."""
         device, c = inputs.tensors[0].weight.device, inputs.rule
         assert isinstance(c, LambRule)
         key = tuple(
@@ -181,7 +190,7 @@ class TritonKernel:
     def _gradient_table(
         self, key: tuple[object, ...], inputs: StepInputs, device: torch.device
     ) -> torch.Tensor:
-        """Addresses of the fragments' gradients, int64 [F]; sent again only where one moved."""
+        """Return the gradients' addresses, int64 [F]; they are sent again only where one moved."""
         places = tuple(flat.gradient.data_ptr() for flat in inputs.tensors)
         known = self._gradients.get(key)
         if known is None or known[0] != places:
@@ -212,14 +221,14 @@ def _make_tables(inputs: StepInputs, device: torch.device) -> _Tables:
 
 
 def _send(column: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device, which the host does not wait for."""
+    """Return a copy on the device, which the host does not wait for."""
     if device.type != "cuda":
         return column.to(device)
     return column.pin_memory().to(device, non_blocking=True)
 
 
 def _addresses(inputs: StepInputs, what: str) -> list[int]:
-    """The address of each fragment's first float32 for one of w, g, m, v."""
+    """Return the address of each fragment's first float32 for one of w, g, m, v."""
     return [
         getattr(flat, what).data_ptr() + 4 * fragment.flat_start
         for flat in inputs.tensors
@@ -228,5 +237,5 @@ def _addresses(inputs: StepInputs, what: str) -> list[int]:
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Launch on the tensors' GPU, whichever is current."""
+    """Make the tensors' GPU the current one, which Triton launches on."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
