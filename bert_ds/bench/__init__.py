@@ -1,1 +1,1 @@
-"""Measurements that anyone can repeat: what a part costs, and how right it is."""
+"""Repeatable measurements: what the parts of training cost, and how exact they are."""

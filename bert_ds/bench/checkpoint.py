@@ -1,7 +1,7 @@
-"""`bert-ds bench checkpoint`: what a checkpoint costs a run, and how long it takes to come back.
+"""`bert-ds bench checkpoint`: measures what a checkpoint costs a run, and how long it loads.
 
-Training waits while the tensors are put together on the first rank, and for the former checkpoint
-where that is still being written; the writing itself overlaps with the next updates.
+Training waits while the tensors are put together on the first rank, and while the checkpoint before
+is still being written; writing itself overlaps with the next updates.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ STAGES = ("put together", "written", "checked", "loaded")
 
 @dataclass(frozen=True)
 class CheckpointBench:
-    """Seconds of each stage, medians, and what they were measured on."""
+    """Median seconds of each stage, and what they were measured on."""
 
     recipe: str
-    """The recipe whose model it is."""
+    """Name of the recipe of the model."""
     folder: str
-    """Where the checkpoints lay."""
+    """Folder of the checkpoints."""
     gigabytes: float
     """Size of a checkpoint, 10^9 bytes."""
     zero_stage: int
@@ -51,9 +51,9 @@ class CheckpointBench:
     device: str
     """Device that held the weights."""
     repeats: int
-    """Rounds."""
+    """Number of rounds."""
     seconds: dict[str, float]
-    """Median seconds by stage. Training waits for the first alone."""
+    """Median seconds by stage; training waits for the first stage only."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -66,11 +66,11 @@ def bench_checkpoint(
     """Save and load the recipe's model `repeats` times.
 
     Args:
-        config: whose first phase decides the engine.
-        folder: on the file system to measure; what is written there is removed.
-        repeats: rounds.
-        world: one process.
-        device: of the engine.
+        config: settings of a run, whose first phase decides the engine.
+        folder: a folder on the file system to measure; what is written there is removed.
+        repeats: number of rounds.
+        world: this rank, the only one.
+        device: device of the engine.
 
     Raises:
         CheckpointError: there is no room in `folder`.
@@ -125,7 +125,7 @@ def bench_checkpoint(
 
 
 def _load(path: Path, model: PretrainingModel) -> None:
-    """Read all tensors: they are read from the disk when they are first looked at."""
+    """Load a checkpoint and use all its tensors: each is read from the disk at its first use."""
     loaded = load_checkpoint(path)
     load_weights(model, loaded)
     for moment in loaded.optimizer.values():
@@ -154,7 +154,7 @@ def _state(config: RunConfig) -> CheckpointState:
 
 
 def as_text(bench: CheckpointBench) -> str:
-    """Return a table."""
+    """Return the result as a table."""
     lines = [
         f"{bench.recipe}: a checkpoint of {bench.gigabytes:.2f} GB in {bench.folder}, ZeRO stage "
         f"{bench.zero_stage}, {bench.precision}, {bench.device}; medians of {bench.repeats} rounds",

@@ -1,13 +1,12 @@
-"""`bert-ds bench data`: rows a second from shards to the tensors of micro batches.
+"""`bert-ds bench data`: measures rows per second from shards to the tensors of micro batches.
 
-All ways take turns (A B C, C B A, A B C, ...) in one process, each going on in its own stream where
-it stopped, so that a machine whose speed drifts does not favour one; medians. What is measured is
-a single thread, as training reads. After the first turns the shards lie in the system's page cache,
-if it can hold them.
+All ways take turns (A B C, C B A, A B C, ...) in one process, each of them resuming its own stream,
+so that a machine whose speed drifts favours none; results are medians. A single thread reads, as in
+training. After the first turns the shards are in the system's page cache, if it can hold them.
 
-`packed` are rows end to end with their lengths, as attention without padding takes them; `padded`
-are the batches that `bert_ds.data.collate` makes. Where a dataset was prepared with `--masking
-none`, rows are masked on the way, and once they are not, which shows what that costs.
+`packed` micro batches have rows end to end, for attention without padding; `padded` ones have rows
+of equal length. For a dataset that was prepared with `--masking none` rows are also masked as they
+are read, which shows what masking costs.
 """
 
 from __future__ import annotations
@@ -33,75 +32,74 @@ from data_prep.contract.manifest import Manifest
 from data_prep.contract.masking import MaskingKind
 
 UPDATE_ROWS = 1024
-"""Rows of an update that fall to one rank."""
+"""Rows per update and rank."""
 MICRO_BATCH_TOKENS = 8192
 """Tokens of a micro batch of full rows: 64 rows of 128."""
 TURN_TOKENS = 1 << 23
-"""Tokens of full rows that a way reads in a turn: 65,536 rows of 128; fewer of a small dataset."""
+"""Tokens of full rows per turn: 65,536 rows of 128; fewer with a small dataset."""
 _SEED = 42
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One way's speed.
-
-    Attributes:
-        batches: "packed" or "padded".
-        masking: "token" or "whole_word" where rows are masked on the way; None where they are not.
-        rows_per_s: median over the turns.
-        tokens_per_s: real tokens at that rate.
-    """
+    """The throughput of one way."""
 
     batches: str
+    """"packed" or "padded"."""
     masking: str | None
+    """"token" or "whole_word" if rows are masked as they are read, else None."""
     rows_per_s: float
+    """Median over the turns."""
     tokens_per_s: float
+    """Real tokens at that rate."""
 
     @property
     def name(self) -> str:
-        """What a table calls it."""
+        """Name in tables."""
         return self.batches + (f", masked on the way ({self.masking})" if self.masking else "")
 
 
 @dataclass(frozen=True)
 class DataBench:
-    """All measurements and what they were taken on.
-
-    Attributes:
-        data: the dataset folder.
-        sequence_length: tokens of its longest rows.
-        num_rows: rows of its training split.
-        mean_length: tokens of a row.
-        micro_batch_size: rows of a micro batch.
-        turn_rows: rows of a turn.
-        repeats: turns that count, after one that does not.
-        num_cores: cores that this process may use.
-        measurements: one a way.
-    """
+    """All measurements, and what they were taken on."""
 
     data: str
+    """The dataset folder."""
     sequence_length: int
+    """Tokens of its longest rows."""
     num_rows: int
+    """Rows of its training split."""
     mean_length: float
+    """Mean tokens of a row."""
     micro_batch_size: int
+    """Rows of a micro batch."""
     turn_rows: int
+    """Rows per turn."""
     repeats: int
+    """Turns that count, after one that does not."""
     num_cores: int
+    """Cores that this process may use."""
     measurements: tuple[Measurement, ...]
+    """One measurement per way."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class _Way:
+    """One way to make micro batches, with its own stream."""
+
     batches: str
+    """"packed" or "padded"."""
     masking: MaskingKind | None
+    """How rows are masked as they are read, if they are."""
     updates: Iterator[UpdateRows]
+    """The rows, in an endless stream."""
 
     def read(self, num_rows: int, micro_batch_size: int) -> float:
-        """Seconds to make the micro batches of so many rows."""
+        """Make the micro batches of some rows, and return the seconds that it took."""
         make: Callable[[Block], object] = pack if self.batches == "packed" else collate
         started = time.perf_counter()
         for _ in range(num_rows // UPDATE_ROWS):
@@ -118,7 +116,7 @@ def bench_data(folder: Path, repeats: int) -> DataBench:
         repeats: turns that count, after one that does not.
 
     Raises:
-        DataError: there is no dataset, it is broken, or it has no training rows.
+        DataError: there is no dataset, or it is broken or has no training rows.
     """
     manifest = open_dataset(folder)
     totals = manifest.totals("train")
@@ -173,7 +171,7 @@ def _open_ways(
 
 
 def as_text(bench: DataBench) -> str:
-    """A table for people."""
+    """Return the result as a table."""
     lines = [
         f"{bench.data}: {bench.num_rows:,} rows of up to {bench.sequence_length} tokens "
         f"({bench.mean_length:.1f} on average), micro batches of {bench.micro_batch_size}, "

@@ -1,9 +1,9 @@
-"""`bert-ds bench exactness`: what one trust ratio a shard does to a model, on real text.
+"""`bert-ds bench exactness`: shows what one trust ratio per shard does to a model, on real text.
 
-One process trains the same model several times, in turn update by update, on the same rows: by
-per-tensor LAMB, and for each number of ranks by LAMB over ZeRO's flat shards, with exact ratios and
-with the one ratio a shard that a stock LAMB takes. The shards are cut as ZeRO 1 and 2 cut them; no
-engine is needed to see what the arithmetic does.
+One process trains the same model several times, in turn update by update, on the same rows: with
+per-tensor LAMB, and for each number of ranks with LAMB over ZeRO's flat shards, with exact ratios
+and with the one ratio per shard of a stock LAMB. The shards are cut as ZeRO 1 and 2 cut them; an
+engine is not needed, since the arithmetic alone makes the difference.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from bert_ds.train import setup
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One way of training."""
+    """The course of one training."""
 
     ranks: int
-    """Ranks whose shards it works on, 0 for whole tensors."""
+    """Ranks over which the weights are sharded; 0 for whole tensors."""
     is_exact: bool
-    """Whether ratios are those of whole parameters."""
+    """Whether trust ratios are those of whole parameters."""
     losses: tuple[float, ...]
-    """Nats, of each update's forward pass."""
+    """Loss of each update's forward pass, nats."""
     errors: tuple[float, ...]
-    """Distance from the per-tensor weights after each update, over their way from the start."""
+    """Distance from the per-tensor weights after each update, divided by how far those have moved
+    from the start."""
     ratios: dict[str, float]
-    """Trust ratio of each decayed parameter in the last update; with one ratio a shard the mean
+    """Trust ratio of each decayed parameter in the last update; with one ratio per shard the mean
     over the parameter's elements."""
 
     @property
     def label(self) -> str:
-        """The name in tables and plots."""
+        """Name in tables and plots."""
         if not self.ranks:
             return "per tensor"
         kind = "exact" if self.is_exact else "one ratio a shard"
@@ -60,15 +61,15 @@ class ExactnessBench:
     num_updates: int
     """Updates of each trajectory."""
     trajectories: tuple[Trajectory, ...]
-    """The per-tensor one first."""
+    """The trajectories; the per-tensor one is the first."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON takes them."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 class _Runner:
-    """One trajectory under way."""
+    """One training in progress."""
 
     def __init__(self, config: RunConfig, lamb: LambConfig, ranks: int, is_exact: bool) -> None:
         self.ranks, self.is_exact = ranks, is_exact
@@ -99,7 +100,7 @@ class _Runner:
             group["params"] = list(flats)
 
     def update(self, forward: Callable[[PretrainingModel], torch.Tensor], lr: float) -> None:
-        """Take one update on the rows that `forward` computes the loss of."""
+        """Apply one update; `forward` computes the loss of a model."""
         self.model.zero_grad()
         loss = forward(self.model)
         torch.autograd.backward(loss)
@@ -117,11 +118,11 @@ class _Runner:
             self._shards.copy_to(self._wholes)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return weights by name, without key biases: rounding alone moves those."""
+        """Return weights by name, without key biases, which only rounding moves."""
         return {n: p.detach() for n, p in self._wholes.items() if not n.endswith("key.bias")}
 
     def ratios(self) -> dict[str, float]:
-        """Return what `Trajectory.ratios` holds."""
+        """Return the trust ratios for `Trajectory.ratios`."""
         last = self.optimizer.last_trust_ratios()
         if self._shards is None or self.is_exact:
             return {name: ratio for name, ratio in last.items() if name in self.is_decayed}
@@ -144,13 +145,14 @@ def bench_exactness(
     """Train all trajectories, update by update.
 
     Args:
-        config: Its first phase is trained, with its schedule stretched over `num_updates`.
-        data: Folder with the datasets.
-        ranks: Numbers of ranks to cut shards for.
-        num_updates: Updates of each trajectory.
+        config: settings of a run, whose first phase is trained, with its schedule stretched over
+            `num_updates`.
+        data: the folder that holds the datasets.
+        ranks: numbers of ranks to shard over.
+        num_updates: updates of each trajectory.
 
     Raises:
-        DataError: The dataset is missing or does not fit.
+        DataError: the dataset is missing or does not fit.
     """
     phase = config.phases[0]
     opened = setup.open_phase_data(config, data, [phase])[0]
@@ -187,7 +189,7 @@ def bench_exactness(
 
 
 def as_text(bench: ExactnessBench) -> str:
-    """Return a table for people."""
+    """Return the result as a table."""
     reference = bench.trajectories[0]
     lines = [
         f"{bench.recipe}, {bench.num_updates} updates; error: distance from the per-tensor weights "

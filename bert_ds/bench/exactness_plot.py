@@ -1,4 +1,4 @@
-"""The figure of `bert-ds bench exactness`, as SVG; imports matplotlib when drawing."""
+"""Draws the figure of `bert-ds bench exactness` as SVG; imports matplotlib when drawing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from bert_ds.bench.exactness import ExactnessBench
 from bert_ds.errors import ConfigError
 
-# Okabe and Ito's colours, which people with colour-blindness can tell apart.
+# Okabe and Ito's colours, which people with colour-blindness can distinguish.
 _BLUE, _GREY = "#0072b2", "#555555"
 _NAIVE = ("#d55e00", "#a3508a", "#007a5a", "#b08a10")
 

@@ -1,10 +1,10 @@
-"""`bert-ds bench optimizer`: what a LAMB step costs, against DeepSpeed's Adam and naive ratios.
+"""`bert-ds bench optimizer`: compares a LAMB step with DeepSpeed's Adam and with naive ratios.
 
 All ways take turns (A B C, C B A, A B C, ...) on the same tensors in one process, so that a machine
-whose speed drifts does not favour one; medians, and the median of the ratios within a round.
+whose speed drifts favours none; results are medians, and the median of the ratios within a round.
 
-A step must read weight, gradient and both moments and write weight and moments: 28 bytes an
-element. What is reached of the memory's bandwidth counts those alone.
+A step must read weight, gradient and both moments and write weight and moments: 28 bytes per
+element. The bandwidth that a step reaches counts only those.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ COMPILED = "LAMB, exact, plain operations through torch.compile"
 REPORT = "trust ratios for the log, of ten updates"
 UPDATES_A_REPORT = 10
 _BUILD_FAILURES = (RuntimeError, OSError, ImportError, subprocess.SubprocessError)
-"""What a missing compiler or ninja leads to, in DeepSpeed's builds and in torch.compile."""
+"""Errors of DeepSpeed's builds and of torch.compile without a compiler or ninja."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One way's times."""
+    """The times of one way to step."""
 
     name: str
     """Name of the way."""
     median_s: float | None
-    """Seconds of a step, None where it is not available."""
+    """Median seconds of a step; None if the way is not available."""
     ratio: float | None
-    """Median over the rounds of its time by Adam's in the same round, None without Adam."""
+    """Its time divided by Adam's in the same round, median over the rounds; None without Adam."""
     gb_per_s: float | None
-    """28 bytes an element by the median time, 10^9 bytes a second."""
+    """28 bytes per element divided by the median time, 10^9 bytes/s."""
     note: str
     """What was used, or why there is no figure."""
 
 
 @dataclass(frozen=True)
 class OptimizerBench:
-    """All measurements and where they were taken."""
+    """All measurements, and what they were taken on."""
 
     num_elements: int
     """Elements of the model."""
@@ -78,14 +78,14 @@ class OptimizerBench:
     num_threads: int
     """Threads of torch on the host."""
     memory_gb_per_s: float
-    """Bytes read and written by scaling a tensor in place, 10^9 a second."""
+    """Bytes read and written when a tensor is scaled in place, 10^9 bytes/s."""
     measurements: tuple[Measurement, ...]
-    """One a way."""
+    """One measurement per way."""
     exact_over_naive: float
-    """Median over the rounds of the exact step's time by the naive one's."""
+    """The exact step's time divided by the naive one's, median over the rounds."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON takes them."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
@@ -102,10 +102,11 @@ class _Tensors:
 
     @property
     def flats(self) -> list[torch.nn.Parameter]:
+        """The flat shards of all groups, in order."""
         return [flat for flats in self.shards.by_group for flat in flats]
 
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:
-        """Return an optimizer's state over the shared moments."""
+        """Return a state for an optimizer, with the shared moments."""
         return {flat: {"step": 1, **self.moments[id(flat)]} for flat in self.flats}
 
 
@@ -115,9 +116,9 @@ def bench_optimizer(
     """Time every way `repeats` times on tensors of the model's shapes.
 
     Args:
-        model_config: Gives the shapes; no weights of the model are made.
-        repeats: Rounds that count, after one that does not.
-        device: Where the tensors lie.
+        model_config: shape of the model, which is not built itself.
+        repeats: rounds that count, after one that does not.
+        device: device of the tensors.
     """
     tensors = _make_tensors(model_config, device)
     ways: dict[str, Callable[[], None]] = {}
@@ -185,7 +186,7 @@ def _result(
 
 
 def as_text(bench: OptimizerBench) -> str:
-    """Return a table for people."""
+    """Return the result as a table."""
     lines = [
         f"{bench.num_elements:,} elements in {bench.num_tensors} tensors, {bench.device}, "
         f"{bench.num_threads} threads, memory {bench.memory_gb_per_s:.0f} GB/s read and written",
@@ -225,7 +226,7 @@ def _make_tensors(model_config: ModelConfig, device: torch.device) -> _Tensors:
 
 
 def _lamb(tensors: _Tensors, layout: ShardLayout, kernel: KernelName = "auto") -> Lamb:
-    """Make a bound optimizer over the shared tensors; its steps are too small to change them."""
+    """Return a LAMB over the shared tensors, whose steps are too small to change them."""
     optimizer = Lamb([dict(group) for group in tensors.groups], lr=1e-12, kernel=kernel)
     optimizer.bind(layout)
     for group, flats in zip(optimizer.param_groups, tensors.shards.by_group, strict=True):
@@ -235,7 +236,7 @@ def _lamb(tensors: _Tensors, layout: ShardLayout, kernel: KernelName = "auto") -
 
 
 def _naive(tensors: _Tensors) -> Lamb:
-    """Make one with the same kernel on flat tensors that are taken for parameters."""
+    """Return a LAMB with the same kernel that takes each flat tensor for one parameter."""
     flats = tensors.flats
     names = tuple(f"shard {number}" for number in range(len(flats)))
     groups = [
@@ -253,7 +254,7 @@ def _naive(tensors: _Tensors) -> Lamb:
 
 
 def _as_if_split(layout: ShardLayout) -> ShardLayout:
-    """Return the same shards as of parameters whose last element another rank holds."""
+    """Return a layout in which another rank holds the last element of each parameter."""
     shapes = tuple(torch.Size([shape.numel() + 1]) for shape in layout.shapes)
     return ShardLayout(layout.names, shapes, layout.shards, layout.group)
 
@@ -268,13 +269,13 @@ def _add_adam(
         fused = torch.optim.AdamW(tensors.flats, lr=1e-12, fused=True)
         ways[FUSED_ADAM] = fused.step
         return
-    # Its build calls ninja, which may lie beside a Python that is not on the path.
+    # Its build calls ninja, which may be next to a Python that is not on the path.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     try:
         adam = import_deepspeed().ops.adam.DeepSpeedCPUAdam(
             tensors.flats, lr=1e-12, adamw_mode=True
         )
-    except _BUILD_FAILURES as err:  # it is built as it is made
+    except _BUILD_FAILURES as err:  # the constructor builds it
         notes[ADAM] = f"not available: {_first_line(err)}"
         return
     adam.state.update(tensors.state())
@@ -299,7 +300,7 @@ def _add_compiled(tensors: _Tensors, ways: dict[str, Callable[[], None]]) -> Non
 
 
 def _report_of(optimizer: Lamb) -> Callable[[], None]:
-    """Return what the log does with the ratios of ten updates."""
+    """Return a function that does what the log does with the ratios of ten updates."""
 
     def report() -> None:
         norms = [optimizer.last_norms() for _ in range(UPDATES_A_REPORT)]

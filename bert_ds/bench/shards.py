@@ -1,4 +1,4 @@
-"""ZeRO's flat shards of all ranks in one process, for measurements that need no engine."""
+"""Makes ZeRO's flat shards of all ranks in one process, for measurements without an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FlatShards:
     """All parameters as ZeRO 1 and 2 lay them out: a group end to end, cut into equal parts."""
 
     layout: ShardLayout
-    """Of all ranks' shards; this process holds every element."""
+    """The layout of all ranks' shards; this process holds every element."""
     by_group: tuple[tuple[torch.nn.Parameter, ...], ...]
     """The shards of each parameter group, in the groups' order."""
 
@@ -46,9 +46,9 @@ def flat_shards(
     """Make shards with weights and gradients of zero, for `num_ranks` ranks.
 
     Args:
-        groups: As `param_groups` makes them; only names and shapes are read.
-        num_ranks: Parts that each group is cut into.
-        device: Where to put them.
+        groups: result of `param_groups`, of which only names and shapes are read.
+        num_ranks: number of parts that each group is cut into.
+        device: device of the shards.
     """
     names = [name for group in groups for name in group["names"]]
     shapes = [parameter.shape for group in groups for parameter in group["params"]]

@@ -1,11 +1,11 @@
-"""`bert-ds bench step`: sequences a second of a training step, alone or beside another one.
+"""`bert-ds bench step`: measures a training step, alone or in comparison with another model's.
 
-The other one is Hugging Face's BERT, or our own under other `execution` settings. Both train the
-same rows of a dataset from the same weights under the same DeepSpeed configuration and LAMB. They
-take turns (A B, B A, A B, ...) in one process, an update a turn, so that a machine whose speed
-drifts favours neither; the ratio is the median of the ratios within a round. Hugging Face's model
-is called as its users call it: padded rows, labels for all positions, its own loss. Each one's
-memory is taken in a process of its own.
+The other model is Hugging Face's BERT, or our own with other `execution` settings. Both train on
+the same rows of a dataset from the same weights with the same DeepSpeed configuration and LAMB.
+They take turns (A B, B A, A B, ...) in one process, one update per turn, so that a machine whose
+speed drifts favours neither; the ratio is the median of the ratios within a round. Hugging Face's
+model is called as its users call it: padded rows, labels for all positions, its own loss. The
+memory of each model is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -50,96 +50,107 @@ _OUR_BIAS = "cls.predictions.bias"
 _THEIR_BIAS = "cls.predictions.decoder.bias"
 _UPDATES_FOR_MEMORY = 2
 _LEARNING_RATE = 1e-6
-"""Of the measured updates: the weights hardly move, so that every turn is the same work."""
+"""Learning rate of the measured updates: weights hardly move, so all turns do the same work."""
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What is measured.
-
-    Attributes:
-        phase_index: of the recipe's phases.
-        micro_batch_size: rows a forward; None takes the DeepSpeed JSON's.
-        accumulation: micro batches an update.
-        repeats: rounds that count, after one that does not.
-        full_rows: whether only rows of the phase's full length are used.
-        compare: what is measured, too: "hf", Hugging Face's model; the name of `other`; or None.
-        other: our model under other execution settings.
-    """
+    """What to measure."""
 
     phase_index: int
+    """Number of the phase in the recipe, from 0."""
     micro_batch_size: int | None
+    """Rows per forward; None for the DeepSpeed JSON's."""
     accumulation: int
+    """Micro batches per update."""
     repeats: int
+    """Rounds that count, after one that does not."""
     full_rows: bool
+    """Whether only rows of the phase's full length are used."""
     compare: str | None
+    """The model to compare with: "hf" for Hugging Face's, a name for `other`, None for none."""
     other: ExecutionConfig | None = None
+    """Execution settings of our model to compare with."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One model's step.
-
-    Attributes:
-        name: `OURS`, `THEIRS`, or the settings that are compared.
-        update_s: median seconds of an update.
-        sequences_per_s: rows by that time.
-        tflop_per_s: 10^12 model FLOPs a second on real tokens, as our model needs them.
-        peak_mib: memory that training took at most, MiB: on a GPU as torch counts it, on a CPU what
-            the process grew by.
-    """
+    """The step of one model."""
 
     name: str
+    """`OURS`, `THEIRS`, or the name of the settings to compare with."""
     update_s: float
+    """Median seconds of an update."""
     sequences_per_s: float
+    """Rows per second at that time."""
     tflop_per_s: float
+    """FLOPs that our model needs for the real tokens, per second, 10^12."""
     peak_mib: float
+    """Peak memory of training, MiB: on a GPU that of torch, on a CPU the growth of the process."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far the two are apart at the same weights, without dropout."""
+    """How far two models differ with equal weights, without dropout."""
 
     our_loss: float
-    """Loss of one micro batch, nats."""
+    """Our model's loss of one micro batch, nats."""
     their_loss: float
-    """The same of the other model."""
+    """The other model's loss of the same micro batch, nats."""
     gradient_difference: float
-    """Largest difference of a tensor's gradient by its norm; key biases are left out: their
-    gradient is zero but for rounding."""
+    """Largest difference of a tensor's gradients relative to their norm; key biases are left out,
+    since their gradient is zero up to rounding."""
     worst_tensor: str
-    """The tensor of that difference."""
+    """The tensor with that difference."""
 
 
 @dataclass(frozen=True)
 class StepBench:
-    """All of it, and what it was measured on."""
+    """All measurements, and what they were taken on."""
 
     recipe: str
+    """Name of the recipe."""
     model: dict[str, Any]
+    """Shape of the model."""
     phase: str
+    """Name of the phase."""
     sequence_length: int
+    """Tokens of a full row."""
     micro_batch_size: int
+    """Rows per forward."""
     accumulation: int
+    """Micro batches per update."""
     real_tokens_share: float
+    """Real tokens as a fraction of the tokens of full rows."""
     precision: str
+    """Precision of the engine."""
     device: str
+    """Name of the GPU, or CPU."""
     num_threads: int
+    """Threads of torch on the host."""
     repeats: int
+    """Number of rounds."""
     execution: dict[str, Any]
+    """Execution settings of our model."""
     measurements: tuple[Measurement, ...]
+    """Our model's measurement, then that of the other model."""
     ratio: float | None
+    """The other model's time divided by ours, median over the rounds; None without another."""
     memory_ratio: float | None
+    """Our peak memory divided by the other model's; None without another."""
     agreement: Agreement | None
+    """How far the two models differ; None without another."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return plain values for JSON."""
         return asdict(self)
 
 
 class _HuggingFace(nn.Module):
-    """Hugging Face's PretrainingModel behind our model's call: its own loss comes out as a sum
-    whose denominators are 1."""
+    """Hugging Face's BertForPreTraining with our model's interface.
+
+    Its loss, which is a mean already, is returned as the sum of a term whose denominator is 1.
+    """
 
     def __init__(self, model: PretrainingModel, accumulation: int) -> None:
         super().__init__()
@@ -155,7 +166,7 @@ class _HuggingFace(nn.Module):
         self._accumulation = accumulation
 
     def forward(self, batch: PretrainingBatch) -> Sums:
-        """The loss of a micro batch by the number of micro batches, as accumulation takes it."""
+        """Compute the loss of a micro batch, divided by the number of micro batches."""
         labels = torch.full_like(batch.input_ids, -100)
         labels.view(-1)[batch.masked_lm_positions] = batch.masked_lm_ids
         output = self.theirs(
@@ -173,23 +184,36 @@ class _HuggingFace(nn.Module):
 
 @dataclass(frozen=True)
 class _Job:
-    """What one model is to train; small enough to be sent to another process."""
+    """What one model trains on; small enough to be sent to another process."""
 
     config: RunConfig
+    """Settings of the run."""
     phase_index: int
+    """Number of the phase in the recipe, from 0."""
     plan: BatchPlan
+    """How the update is split into micro batches."""
     rows: Block
+    """The rows of the update."""
     world: World
+    """This rank, the only one."""
 
     @property
     def phase(self) -> PhaseConfig:
+        """Settings of the phase."""
         return self.config.phases[self.phase_index]
 
 
 def bench_step(
     config: RunConfig, data: Path, options: StepOptions, world: World, device: torch.device
 ) -> StepBench:
-    """Measure.
+    """Measure a training step, and that of another model if one is to be compared.
+
+    Args:
+        config: settings of a run.
+        data: the folder that holds the datasets.
+        options: what to measure.
+        world: this rank, the only one.
+        device: device to train on.
 
     Raises:
         ConfigError: a value is out of range, transformers is missing, or the device cannot compute
@@ -256,7 +280,7 @@ def bench_step(
 
 
 def _job(config: RunConfig, data: Path, options: StepOptions, world: World) -> _Job:
-    """The rows of one update, in the order of the run, and how they are split."""
+    """Return the rows of one update, in the order of the run, and how they are split."""
     if not 0 <= options.phase_index < len(config.phases):
         raise ConfigError(
             f"--phase {options.phase_index}: the recipe has phases 0 to {len(config.phases) - 1}"
@@ -280,7 +304,7 @@ def _job(config: RunConfig, data: Path, options: StepOptions, world: World) -> _
 
 
 def _rows(spec: StreamSpec, plan: BatchPlan, phase: PhaseConfig, full_rows: bool) -> Block:
-    """The first rows of the training stream, or the first of full length."""
+    """Return the first rows of the training stream, or the first ones of full length."""
     stream = RowStream(spec)
     total = spec.manifest.totals("train").rows
     parts: list[Block] = []
@@ -317,7 +341,7 @@ def _batches(name: str, job: _Job, device: torch.device) -> list[Batch]:
 
 
 def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
-    """A function that applies one update and returns its seconds."""
+    """Return a function that applies one update and returns its seconds."""
     model, batches = _model(name, job, device), _batches(name, job, device)
     engine = setup.build_engine(job.phase, cast("PretrainingModel", model), job.plan, job.world)
     engine.set_learning_rate(_LEARNING_RATE)
@@ -337,7 +361,7 @@ def _turn(name: str, job: _Job, device: torch.device) -> Callable[[], float]:
 
 
 def _agreement(jobs: dict[str, _Job], device: torch.device) -> Agreement:
-    """Losses and gradients of the first micro batch at the initial weights, without dropout."""
+    """Compare losses and gradients of the first micro batch at the initial weights."""
     results = []
     for name, job in jobs.items():
         model = _model(name, job, device).eval()
@@ -367,7 +391,7 @@ def _agreement(jobs: dict[str, _Job], device: torch.device) -> Agreement:
 
 
 def _peak_mib(name: str, job: _Job, device: torch.device) -> float:
-    """What training takes of memory at most; runs in a process of its own."""
+    """Return the peak memory of training; to be run in a separate process."""
     prepare_process(job.config.execution)
     init_process_group(job.world, device)
     before = _resident_mib()
@@ -414,7 +438,7 @@ def _transformers() -> Any:
 
 
 def as_text(bench: StepBench) -> str:
-    """A table for people."""
+    """Return the result as a table."""
     micro = f"{bench.micro_batch_size} rows"
     width = max(24, *(len(each.name) + 2 for each in bench.measurements))
     lines = [

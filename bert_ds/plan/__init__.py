@@ -1,6 +1,6 @@
-"""`bert-ds plan`: what a recipe means at a world size, without a GPU, torch or DeepSpeed.
+"""`bert-ds plan`: predicts what a recipe needs at a world size, without GPU, torch or DeepSpeed.
 
-Batch arithmetic, memory by part, the largest micro batch that fits, and the time to expect.
+It computes batch sizes, memory by part, the largest micro batch that fits, and the time to expect.
 """
 
 from bert_ds.plan.run import PlanOptions, RunPlan, plan_run

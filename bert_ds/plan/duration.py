@@ -1,24 +1,25 @@
-"""The time of a phase: computing, LAMB's step, and the exchange that does not overlap with it.
+"""Predicts the time of a phase: computing, LAMB's step, and exchange that does not overlap.
 
     update = accumulation x micro batch + optimizer + exchange that is waited for
 
-Computing, where it is not measured: FLOPs of full rows over peak x MFU. `ASSUMED_MFU` is NVIDIA's
-published figure for BERT-large at 128 on an A100-80: 580 sequences/s x 2.406e11 FLOP / 312 TFLOP/s
-= 45% (DeepLearningExamples, PyTorch BERT). DeepSpeed's published figures on a V100 are 52% at 128
-and 42% at 512 (272 and 52 sequences/s, bing_bert). Small models reach less. Recomputation adds the
-layers' forward pass.
+Computing that is not measured takes the FLOPs of full rows over peak x MFU. `ASSUMED_MFU` is
+NVIDIA's published figure for BERT-large at 128 on an A100-80: 580 sequences/s x 2.406e11 FLOP /
+312 TFLOP/s = 45% (DeepLearningExamples, PyTorch BERT). DeepSpeed's published figures on a V100 are
+52% at 128 and 42% at 512 (272 and 52 sequences/s, bing_bert). Small models reach less.
+Recomputation adds the layers' forward pass.
 
-LAMB's step reads and writes `OPTIMIZER_BYTES` an element of a rank's part, at `ACHIEVED` of the
+LAMB's step reads and writes `OPTIMIZER_BYTES` per element of a rank's part, at `ACHIEVED` of the
 memory's bandwidth: float32 weight, gradient and two moments are read, moments and direction
 written, then direction and weight read and weight written (40 bytes); before it the gradient is
-checked, measured, converted and unscaled, after it the weight converted (24). Offloaded, it goes at
-the host's bandwidth, shared by its GPUs, and gradient and weight cross PCIe.
+checked, measured, converted and unscaled, after it the weight converted (24). An offloaded step
+runs at the host's bandwidth, shared by its GPUs, and gradient and weight cross PCIe.
 
 The exchange is a ring over all ranks (Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002), as
 slow as its slowest link: the links between the GPUs of a host, or the network of the host, through
-which each ring goes in and out once. Latency is left out. What DeepSpeed sends when is in
-`bert_ds.plan.zero`; with `overlap_comm` all but the last bucket hides behind the backward pass,
-which is two thirds of computing, as far as that lasts. What stage 3 gathers hides behind computing.
+which each ring goes in and out once. Latency is left out. `bert_ds.plan.zero` describes what
+DeepSpeed sends, and when. With `overlap_comm` all buckets but the last one are sent during the
+backward pass, which is two thirds of computing, as far as they fit into it. What stage 3 gathers is
+sent during computing likewise.
 
 Evaluation, checkpoints, reading data, and the start are left out.
 """
@@ -37,15 +38,15 @@ from bert_ds.plan.zero import Zero, zero_traffic
 
 ASSUMED_MFU = 0.45
 ACHIEVED = 0.8
-"""Share of the published bandwidths of memory, links and network that is reached."""
+"""Fraction of the published bandwidths of memory, links and network that is reached."""
 OPTIMIZER_BYTES = 64
 DEFAULT_NETWORK_GBIT_PER_S = 200.0
-"""A host's network: one port of HDR InfiniBand."""
+"""Bandwidth of a host's network: one port of HDR InfiniBand."""
 DEFAULT_GPUS_PER_HOST = 8
 HOST_MEMORY_GB_PER_S = 200.0
-"""Of a host with two sockets, 10^9 bytes a second, for an offloaded optimizer."""
+"""Memory bandwidth of a host with two sockets, 10^9 bytes/s, for an offloaded optimizer."""
 PCIE_GB_PER_S = 25.0
-"""Of a GPU to its host: PCIe 4 x16 less its overhead."""
+"""Bandwidth from a GPU to its host, 10^9 bytes/s: PCIe 4 x16 less its overhead."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class Machine:
     gpus_per_host: int = DEFAULT_GPUS_PER_HOST
     """GPUs of a full host."""
     network_gbit_per_s: float = DEFAULT_NETWORK_GBIT_PER_S
-    """A host's network, each way, 10^9 bits a second."""
+    """Bandwidth of a host's network, each way, 10^9 bits/s."""
 
     def num_hosts(self, world_size: int) -> int:
         """Return the number of hosts that the ranks need."""
         return -(-world_size // self.gpus_per_host)
 
     def ring_bytes_per_s(self, world_size: int) -> float:
-        """Return what the slowest link of a ring over all ranks carries, bytes a second."""
+        """Return the bandwidth of the slowest link of a ring over all ranks, bytes/s."""
         slowest = self.gpu.link_gb_per_s
         if self.num_hosts(world_size) > 1:
             slowest = min(slowest, self.network_gbit_per_s / 8)
@@ -76,9 +77,9 @@ class MicroBatch:
     """Forward and backward of one micro batch."""
 
     seconds: float
-    """Seconds that it takes."""
+    """Its duration, seconds."""
     flops: float
-    """Model FLOPs, without recomputed ones."""
+    """Its model FLOPs, without recomputed ones."""
 
 
 @dataclass(frozen=True)
@@ -88,21 +89,21 @@ class PhaseTime:
     micro_batch_s: float
     """Forward and backward of one micro batch."""
     optimizer_s: float
-    """LAMB's step, once an update."""
+    """LAMB's step, once per update."""
     exchange_s: float
-    """All traffic of an update, hidden or not."""
+    """All traffic of an update, overlapping or not."""
     exposed_exchange_s: float
-    """The part of it that is waited for."""
+    """The part of the traffic that an update waits for."""
     update_s: float
-    """All of an update."""
+    """One whole update."""
     sequences_per_s: float
-    """Sequences a second, all ranks."""
+    """Throughput of all ranks, sequences/s."""
     mfu: float
-    """Model FLOPs (without recomputed ones) by peak, over the whole update."""
+    """Model FLOPs (without recomputed ones) of a whole update, as a fraction of the peak."""
     phase_s: float
-    """All updates."""
+    """All updates of the phase."""
     is_measured: bool
-    """Whether micro_batch_s comes from a measurement."""
+    """Whether `micro_batch_s` comes from a measurement."""
 
 
 def phase_time(
@@ -116,12 +117,12 @@ def phase_time(
     """Predict the time of a phase.
 
     Args:
-        config: gives model and execution.
+        config: settings of the run, among them model and execution.
         phase: one of its phases.
-        batch: how an update is split.
-        machine: what it runs on.
-        mfu: share of the peak that a micro batch reaches, where it is not measured.
-        measured: what a micro batch was measured to take; None to take `mfu`.
+        batch: how an update is split over ranks and micro batches.
+        machine: the GPUs and the network.
+        mfu: fraction of the peak that a micro batch is assumed to reach.
+        measured: the measured micro batch; None to assume `mfu`.
 
     Raises:
         ConfigError: the GPU does not compute in the phase's precision.
@@ -159,7 +160,7 @@ def phase_time(
 def _assumed_micro_batch(
     config: RunConfig, phase: PhaseConfig, micro_batch_size: int, flop_per_s: float
 ) -> MicroBatch:
-    """Return a micro batch of full rows at an assumed rate."""
+    """Return the time of a micro batch of full rows at an assumed rate."""
     flops = flops_of_full_rows(config.model, phase, micro_batch_size)
     again = 0
     if config.execution.recompute_every:
@@ -170,9 +171,16 @@ def _assumed_micro_batch(
 def measured_micro_batch(
     config: RunConfig, phase: PhaseConfig, machine: Machine, step: MeasuredStep
 ) -> MicroBatch:
-    """Return a micro batch of a measured update, which ends in LAMB's step on all parameters.
+    """Return the time of a micro batch from a measured update.
 
-    The bench has one rank. The step's predicted time is taken off, at most half of the update.
+    The bench has one rank, so its update ends with LAMB's step on all parameters. The predicted
+    time of that step is subtracted, but at most half of the update.
+
+    Args:
+        config: settings of the run.
+        phase: the phase that was measured.
+        machine: the GPUs and the network.
+        step: the measurement.
     """
     optimizer_s = optimizer_seconds(machine, Zero.of(phase), num_parameters(config.model), 1)
     computing_s = max(step.update_s / 2, step.update_s - optimizer_s)
@@ -183,10 +191,10 @@ def optimizer_seconds(machine: Machine, zero: Zero, parameters: int, ranks: int)
     """Return the seconds of LAMB's step on a rank's part of the parameters.
 
     Args:
-        machine: what it runs on.
-        zero: ZeRO's settings.
-        parameters: of the model.
-        ranks: that share them.
+        machine: the GPUs and the network.
+        zero: settings of ZeRO.
+        parameters: number of the model's parameters.
+        ranks: number of ranks that share them.
     """
     own = -(-parameters // ranks) if zero.stage else parameters
     if not zero.is_optimizer_offloaded:
@@ -199,7 +207,7 @@ def optimizer_seconds(machine: Machine, zero: Zero, parameters: int, ranks: int)
 def _exchange_seconds(
     machine: Machine, zero: Zero, parameters: int, batch: BatchPlan, micro_batch_s: float
 ) -> tuple[float, float]:
-    """Return the seconds of an update's traffic, and those of them that are waited for."""
+    """Return the seconds of an update's traffic, and how many of them the update waits for."""
     ranks, accumulation = batch.world_size, batch.gradient_accumulation_steps
     traffic = zero_traffic(zero, parameters, ranks)
     rate = machine.ring_bytes_per_s(ranks)

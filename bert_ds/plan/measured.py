@@ -1,4 +1,4 @@
-"""What `bert-ds bench step --json FILE` has measured, in place of an assumed MFU."""
+"""Reads measurements of `bert-ds bench step --json FILE`, which replace an assumed MFU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bert_ds.errors import ConfigError
 from bert_ds.files import read_json_object
 
 OURS = "bert_ds"
-"""Name of our own model's measurement."""
+"""Name of the measurement of this package's model."""
 _REMEDY = "measure this recipe with bert-ds bench step, or leave --measured out"
 
 
@@ -24,7 +24,7 @@ class _Measurement(BaseModel):
 
 
 class _File(BaseModel):
-    """The fields of `bench.step.StepBench` that matter here."""
+    """The fields of `bench.step.StepBench` that are needed here."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -42,36 +42,36 @@ class _File(BaseModel):
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One phase's step as it was measured on one GPU."""
+    """A phase's update as it was measured on one GPU."""
 
     path: Path
-    """The file."""
+    """The file of the measurement."""
     phase: str
     """Name of the phase."""
     device: str
-    """Torch's name of the GPU."""
+    """Name of the GPU in torch."""
     update_s: float
-    """Seconds of an update, LAMB's step on all parameters among them."""
+    """Duration of an update, seconds, including LAMB's step on all parameters."""
     accumulation: int
     """Micro batches of that update."""
     micro_batch_flops: float
     """Model FLOPs of a micro batch's real tokens."""
     real_tokens_share: float
-    """Share of real tokens among those of full sequences."""
+    """Real tokens as a fraction of the tokens of full sequences."""
 
 
 def read_measured(paths: list[Path], config: RunConfig) -> dict[str, MeasuredStep]:
     """Read the files and compare them with the recipe.
 
     Args:
-        paths: of one or more phases; phases without one are left to the assumed MFU.
-        config: of the run to plan.
+        paths: files of one or more phases; the assumed MFU holds for the other phases.
+        config: settings of the run to plan.
 
     Returns:
-        Steps by the name of their phase.
+        Measured updates by the name of their phase.
 
     Raises:
-        ConfigError: a file is not what the bench writes, or was measured at something else.
+        ConfigError: a file is not one of the bench, or was measured with other settings.
     """
     found: dict[str, MeasuredStep] = {}
     phases = {phase.name: phase for phase in config.phases}
@@ -103,7 +103,7 @@ def _read(path: Path) -> _File:
     tree = read_json_object(path, ConfigError)
     if "model" not in tree:
         raise ConfigError(
-            f"--measured {path}: it does not name its model, as the files of bert-ds bench step "
+            f"--measured {path}: it does not name its model, as files of bert-ds bench step "
             f"--json do; {_REMEDY}"
         )
     try:
@@ -118,7 +118,7 @@ def _read(path: Path) -> _File:
 
 
 def _check(path: Path, file: _File, config: RunConfig, phase: PhaseConfig) -> None:
-    """Refuse a measurement whose settings would give another time of a step."""
+    """Refuse a measurement whose settings would make an update take another time."""
     pairs: list[tuple[str, Any, Any]] = [
         ("sequence_length", file.sequence_length, phase.sequence_length),
         (

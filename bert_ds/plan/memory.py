@@ -1,10 +1,10 @@
-"""The memory of a phase on each GPU, by part, and the largest micro batch that a GPU has room for.
+"""Predicts the memory of a phase on each GPU, by part, and the largest micro batch that fits.
 
-Three moments take the most: a micro batch's forward and backward pass, the exchange of gradients
-after the last of them, and LAMB's step. The first holds activations, the others copies of
-gradients; see `bert_ds.model.bert.memory` and `bert_ds.plan.zero`. The largest of them counts.
+Three moments take the most: forward and backward of a micro batch, the exchange of gradients after
+the last micro batch, and LAMB's step. The first holds activations, the others copies of gradients;
+see `bert_ds.model.bert.memory` and `bert_ds.plan.zero`. The largest of the three counts.
 
-Besides what tensors take there is an allowance, which cannot be derived:
+Besides the tensors there is an allowance, which cannot be derived:
 
     CUDA context, kernels, cuBLAS   0.8 GiB
     NCCL's channels                 0.5 GiB, with more than one rank
@@ -25,43 +25,40 @@ GIB = 2**30
 CONTEXT_BYTES = 8 * GIB // 10
 NCCL_BYTES = GIB // 2
 HOLES = 0.05
-"""Of what tensors take."""
+"""Fraction of the tensors' memory."""
 
 
 @dataclass(frozen=True)
 class PhaseMemory:
-    """Bytes on each GPU in one phase.
-
-    Attributes:
-        weights: in the model's precision; at stage 0 they are float32.
-        gradients: added up over the micro batches.
-        optimizer: float32 weights (under ZeRO) and LAMB's two moments.
-        buffers: DeepSpeed's buckets.
-        activations: kept for the backward pass.
-        heads: what the heads keep, the scores of the vocabulary above all.
-        workspace: what the backward pass works in.
-        exchange_extra: what the exchange of gradients takes in place of the last three.
-        update_extra: what LAMB's step takes in place of the last three; negative where buckets
-            and gradients are gone by then.
-        allowance: CUDA context, NCCL, the allocator's holes.
-        total: all of it at the moment that takes the most.
-        peak_at: that moment: "micro batch", "exchange" or "update".
-        host_per_rank: bytes that a rank takes on its host under offload.
-    """
+    """Bytes on each GPU in one phase."""
 
     weights: int
+    """Weights in the model's precision; at stage 0 they are float32."""
     gradients: int
+    """Gradients, summed over the micro batches."""
     optimizer: int
+    """Float32 weights (under ZeRO) and LAMB's two moments."""
     buffers: int
+    """DeepSpeed's buckets."""
     activations: int
+    """Activations that are kept for the backward pass."""
     heads: int
+    """Tensors that the heads keep, most of all the scores of the vocabulary."""
     workspace: int
+    """Temporary tensors of the backward pass."""
     exchange_extra: int
+    """Memory of the exchange of gradients, in place of the three above."""
     update_extra: int
+    """Memory of LAMB's step, in place of those three; negative where buckets and gradients are
+    freed before it."""
     allowance: int
+    """CUDA context, NCCL, the allocator's holes."""
     total: int
+    """The sum at the moment that takes the most."""
     peak_at: str
+    """That moment: "micro batch", "exchange" or "update"."""
     host_per_rank: int
+    """Bytes that a rank takes on its host under offload."""
 
 
 def phase_memory(
@@ -72,16 +69,18 @@ def phase_memory(
     micro_batch_size: int,
     accumulation: int,
 ) -> PhaseMemory:
-    """Memory of a phase at a micro batch of full rows.
+    """Return the memory of a phase with micro batches of full rows.
 
     Args:
-        model, phase, execution: of the recipe.
-        world_size: ranks.
-        micro_batch_size: sequences per rank per forward; need not be the phase's.
-        accumulation: micro batches an update.
+        model: shape of the model.
+        phase: settings of the phase.
+        execution: settings of execution.
+        world_size: number of ranks.
+        micro_batch_size: sequences per rank per forward; it may differ from the phase's.
+        accumulation: micro batches per update.
 
     Raises:
-        ConfigError: stage or precision are not what DeepSpeed knows.
+        ConfigError: DeepSpeed does not have the stage or the precision.
     """
     zero = zero_memory(
         Zero.of(phase), num_parameters(model), largest_parameter(model), world_size, accumulation
@@ -112,16 +111,12 @@ def phase_memory(
 
 @dataclass(frozen=True)
 class LargestMicroBatch:
-    """What a GPU has room for.
-
-    Attributes:
-        fits: the largest micro batch that fits, 0 where not even one row does; no larger than a
-            rank's rows of an update.
-        divides: the largest that fits and divides train_batch_size by the ranks; 0 for none.
-    """
+    """The largest micro batches that a GPU has room for."""
 
     fits: int
+    """The largest one that fits, at most a rank's rows of an update; 0 if not even one row fits."""
     divides: int
+    """The largest one that fits and divides a rank's rows of an update; 0 for none."""
 
 
 def largest_micro_batch(
@@ -131,11 +126,14 @@ def largest_micro_batch(
     world_size: int,
     memory_bytes: float,
 ) -> LargestMicroBatch:
-    """By bisection: memory grows with the micro batch.
+    """Find the largest micro batches by bisection, since memory grows with the micro batch.
 
     Args:
-        model, phase, execution, world_size: see `phase_memory`.
-        memory_bytes: of the GPU.
+        model: shape of the model.
+        phase: settings of the phase.
+        execution: settings of execution.
+        world_size: number of ranks.
+        memory_bytes: memory of the GPU.
     """
     rows_of_rank = phase.deepspeed.train_batch_size // world_size
 

@@ -1,4 +1,4 @@
-"""The plan of a whole run: its phases, and what they were predicted from."""
+"""Plans a whole run: its phases, and the assumptions behind the predictions."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from bert_ds.plan.shapes import flops_of_full_rows, num_parameters
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a run is to be planned for; None where it is not given."""
+    """The machine that a run is planned for; None for what is not given."""
 
     gpu: str | None = None
-    """Name in the table of `bert_ds.metrics.gpus`; without it memory has no limit, and there is no
-    time."""
+    """Name in the table of `bert_ds.metrics.gpus`; without it memory has no limit, and no time is
+    predicted."""
     gpus_per_host: int | None = None
     """GPUs of a full host."""
     network_gbit_per_s: float | None = None
-    """A host's network, 10^9 bits a second."""
+    """Bandwidth of a host's network, 10^9 bits/s."""
     mfu: float | None = None
-    """Share of the peak that micro batches reach."""
+    """Fraction of the peak that micro batches reach."""
     measured: tuple[Path, ...] = ()
-    """Files of `bert-ds bench step --json`, of some or all phases."""
+    """Files of `bert-ds bench step --json`, for some or all phases."""
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase."""
+    """The plan of one phase."""
 
     name: str
-    """The name of the phase."""
+    """Name of the phase."""
     sequence_length: int
     """Tokens of the longest sequence."""
     train_batch_size: int
@@ -64,47 +64,47 @@ class PhasePlan:
     gradient_accumulation_steps: int
     """Micro batches per update."""
     total_steps: int
-    """Updates."""
+    """Number of updates."""
     sequences: int
     """Sequences consumed in the phase."""
     tokens_at_most: int
-    """Tokens of full sequences; shorter ones have fewer."""
+    """Tokens of the phase if all sequences were full."""
     flops_at_most: int
-    """Floating-point operations of full sequences, forward and backward."""
+    """FLOPs of the phase if all sequences were full, forward and backward."""
     precision: Precision
-    """Of weights and activations."""
+    """Precision of weights and activations."""
     zero_stage: int
     """Stage of ZeRO."""
     memory_bytes: PhaseMemory
-    """On each GPU, by part, with full sequences."""
+    """Memory on each GPU, by part, with full sequences."""
     host_memory_bytes: int
-    """On each full host under offload, else 0."""
+    """Memory on each full host under offload, else 0."""
     largest_micro_batch: LargestMicroBatch | None
-    """What the GPU has room for, where it is known."""
+    """The largest micro batches that fit; None if the GPU is unknown."""
     time: PhaseTime | None
-    """Predicted times, where the GPU is known."""
+    """Predicted times; None if the GPU is unknown."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """All phases, and what was assumed."""
+    """The plan of all phases, and its assumptions."""
 
     recipe: str
     """Name of the recipe."""
     world_size: int
-    """Ranks."""
+    """Number of ranks."""
     num_parameters: int
     """Parameters of the model."""
     machine: Machine | None
-    """Where the GPU is known."""
+    """The GPUs and the network; None if the GPU is unknown."""
     phases: tuple[PhasePlan, ...]
-    """In order."""
+    """The phases, in order."""
     assumed_mfu: float | None
-    """Share of the peak of phases that are not measured, where the GPU is known."""
+    """Fraction of the peak in phases that are not measured; None if the GPU is unknown."""
     total_s: float | None
-    """Predicted seconds of all phases, where the GPU is known."""
+    """Predicted seconds of all phases; None if the GPU is unknown."""
     assumptions: tuple[str, ...]
-    """Sentences, each on one number that was not measured here."""
+    """Sentences on the numbers that the plan assumes."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; memory in bytes, time in seconds."""
@@ -112,17 +112,16 @@ class RunPlan:
 
 
 def plan_run(config: RunConfig, world_size: int, options: PlanOptions | None = None) -> RunPlan:
-    """Plan every phase.
+    """Plan every phase of a run.
 
     Args:
-        config: of the run.
-        world_size: ranks, one a GPU.
+        config: settings of the run.
+        world_size: number of ranks, one per GPU.
         options: GPUs, network and measurements.
 
     Raises:
-        ConfigError: the batch sizes of a phase do not divide, an option is not known or out of
-            range, the GPU does not compute in a phase's precision, or a measurement is of
-            something else.
+        ConfigError: the batch sizes of a phase do not divide, an option is unknown or out of range,
+            the GPU does not compute in a phase's precision, or a measurement has other settings.
     """
     options = options or PlanOptions()
     _check(options)
@@ -156,7 +155,7 @@ def plan_run(config: RunConfig, world_size: int, options: PlanOptions | None = N
 
 
 def _check(options: PlanOptions) -> None:
-    """Refuse values out of range, and those that nothing would read."""
+    """Refuse values that are out of range, and values without effect."""
     if options.mfu is not None and not 0 < options.mfu <= 1:
         raise ConfigError(f"--mfu must be above 0 and at most 1, it is {options.mfu:g}")
     if options.gpus_per_host is not None and options.gpus_per_host < 1:
@@ -171,7 +170,7 @@ def _check(options: PlanOptions) -> None:
 
 
 def _gpu(options: PlanOptions, measured: dict[str, MeasuredStep]) -> Gpu | None:
-    """Return the kind of GPU that was named, or that the measurements are of."""
+    """Return the kind of GPU that was named, or that of the measurements."""
     gpu = next((each for each in GPUS if each.name == options.gpu), None)
     if options.gpu is not None and gpu is None:
         names = ", ".join(each.name for each in GPUS)
@@ -180,7 +179,7 @@ def _gpu(options: PlanOptions, measured: dict[str, MeasuredStep]) -> Gpu | None:
         if gpu is not None and gpu.family not in step.device:
             raise ConfigError(
                 f"--measured {step.path}: measured on {step.device}, and not on {gpu.name}; give "
-                "the --gpu that it is of, or leave one of the two out"
+                "the --gpu of the measurement, or leave one of the two out"
             )
         gpu = gpu or gpu_of_device(step.device)
         if gpu is None:
@@ -194,7 +193,7 @@ def _gpu(options: PlanOptions, measured: dict[str, MeasuredStep]) -> Gpu | None:
 def _phase(
     config: RunConfig, phase: PhaseConfig, batch: BatchPlan, gpus_per_host: int
 ) -> PhasePlan:
-    """Plan what needs no kind of GPU."""
+    """Plan what does not depend on the kind of GPU."""
     sequences = batch.train_batch_size * phase.total_steps
     memory = phase_memory(
         config.model,
@@ -232,7 +231,7 @@ def _on_machine(
     mfu: float,
     step: MeasuredStep | None,
 ) -> PhasePlan:
-    """Add what the GPU has room for, and the time."""
+    """Add the largest micro batches that fit, and the predicted times."""
     measured = None if step is None else measured_micro_batch(config, phase, machine, step)
     return replace(
         plan,
@@ -254,7 +253,7 @@ def _assumptions(
     machine: Machine | None,
     measured: dict[str, MeasuredStep],
 ) -> list[str]:
-    """Return what the numbers rest on, in sentences."""
+    """Return sentences on the assumptions of the plan."""
     lines = ["memory is that of full rows; it was derived, and not measured on a GPU"]
     if config.execution.compile:
         lines.append("compiled layers keep less than the plain ones that are counted")

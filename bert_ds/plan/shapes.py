@@ -1,4 +1,4 @@
-"""Elements and FLOPs of a recipe's model: counts that follow from its shape alone."""
+"""Counts elements and FLOPs of a recipe's model, which follow from its shape alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ def largest_parameter(model: ModelConfig) -> int:
 
 
 def flops_of_full_rows(model: ModelConfig, phase: PhaseConfig, sequences: int) -> int:
-    """Forward and backward FLOPs of rows of a phase's full length, without recomputation."""
+    """Return forward and backward FLOPs of full rows of a phase, without recomputation.
+
+    Args:
+        model: shape of the model.
+        phase: settings of the phase.
+        sequences: number of rows.
+    """
     length = phase.sequence_length
     return shape_of(model).flops(
         model,
@@ -30,8 +36,15 @@ def flops_of_full_rows(model: ModelConfig, phase: PhaseConfig, sequences: int) -
 
 
 def recomputed_flops(model: ModelConfig, phase: PhaseConfig, sequences: int) -> int:
-    """FLOPs that `execution.recompute_every` adds: the layers' forward pass once more, which is a
-    third of what layers take."""
+    """Return the FLOPs that `execution.recompute_every` adds.
+
+    The layers' forward pass is computed once more, which is a third of the layers' FLOPs.
+
+    Args:
+        model: shape of the model.
+        phase: settings of the phase.
+        sequences: number of rows.
+    """
     length = phase.sequence_length
     layers = shape_of(model).flops(
         model,

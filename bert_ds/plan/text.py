@@ -1,4 +1,4 @@
-"""The plan as people read it, with units."""
+"""Formats a plan for people, with units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bert_ds.plan.run import PhasePlan, RunPlan
 
 
 def plan_as_text(plan: RunPlan) -> str:
-    """All of it, some lines a phase."""
+    """Return the whole plan as text, with some lines for each phase."""
     ranks = f"{plan.world_size:,} rank{'s' if plan.world_size > 1 else ''}"
     lines = [f"{plan.recipe}: {scaled(plan.num_parameters, 'parameters')}, {ranks}"]
     for phase in plan.phases:
@@ -66,7 +66,7 @@ def _memory_lines(phase: PhasePlan, plan: RunPlan) -> list[str]:
 
 
 def _parts(memory: PhaseMemory) -> str:
-    """The parts at the moment that takes the most."""
+    """Return the parts of the memory at the moment that takes the most."""
     parts = {
         "weights": memory.weights,
         "gradients": memory.gradients,
@@ -109,13 +109,19 @@ def _time_lines(phase: PhasePlan) -> list[str]:
 
 
 def passes_as_text(phase: PhaseConfig, folder: Path, num_rows: int) -> str:
-    """How often a phase goes through its dataset."""
+    """Return a line on how often a phase reads its dataset.
+
+    Args:
+        phase: settings of the phase.
+        folder: the dataset's folder.
+        num_rows: its training rows.
+    """
     passes = phase.total_steps * phase.deepspeed.train_batch_size / num_rows
     return f"{folder}: {num_rows:,} train rows, {passes:,.3g} passes in {phase.name}"
 
 
 def scaled(number: float, unit: str) -> str:
-    """A number with three digits and a prefix: 336 M parameters, 59 G tokens."""
+    """Format a number with three digits and a prefix: 336 M parameters, 59 G tokens."""
     for prefix in ("", "k", "M", "G", "T", "P", "E"):
         if number < 999.5 or prefix == "E":
             return f"{number:.3g} {prefix}{' ' if prefix and len(unit) > 4 else ''}{unit}"
@@ -124,7 +130,7 @@ def scaled(number: float, unit: str) -> str:
 
 
 def _gib(size: int) -> str:
-    """1.25 GiB, 12.5 GiB, 125 GiB; 64.1 MiB where it is below 0.1 GiB."""
+    """Format bytes: 1.25 GiB, 12.5 GiB, 125 GiB; 64.1 MiB below 0.1 GiB."""
     if abs(size) < GIB / 10:
         return f"{size / 2**20:.3g} MiB"
     value = size / GIB
@@ -133,7 +139,7 @@ def _gib(size: int) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    """1.25 s, or 12.5 ms where it is below 0.1 s."""
+    """Format seconds: 1.25 s; 12.5 ms below 0.1 s."""
     if seconds < 0.0995:
         return f"{1000 * seconds:.3g} ms"
     return f"{seconds:,.3g} s"

@@ -1,4 +1,4 @@
-"""What DeepSpeed keeps in memory and sends, by ZeRO stage: read from its sources, 0.19.8.
+"""Counts what DeepSpeed keeps in memory and sends, by ZeRO stage; from its sources, 0.19.8.
 
 Legend: n parameters, r ranks, b bytes of an element in the model's precision, a of one in which
 gradients are added up (`data_types.grad_accum_dtype`, else b), c of one that is sent
@@ -13,41 +13,42 @@ Kept all the time, by rank (Rajbhandari et al. 2020, arXiv:1910.02054, section 3
     float32 weights          -          4 n / r      4 n / r      4 n / r
     LAMB's two moments       8 n        8 n / r      8 n / r      8 n / r
 
-Stage 0 goes with fp32 alone here, where the weights are the float32 weights. Under ZeRO even fp32
-has a second copy (`single_partition_of_fp32_groups` is cloned). With one micro batch an update the
-gradients of stage 2 pass through the bucket alone; they are counted nevertheless.
+Stage 0 is allowed with fp32 only, where the weights are the float32 weights. Under ZeRO even fp32
+has a second copy (`single_partition_of_fp32_groups` is cloned). With one micro batch per update the
+gradients of stage 2 exist in the bucket only; they are counted nevertheless.
 
 Buckets. With `contiguous_gradients` (the default) `setup_buckets` and stage 3's constructor take
 torch.empty(K), of K elements however small the model is; two of them with `overlap_comm` at stages
 1 and 2. The bucket is sent when the next gradient has no room in it, or at the end of the backward
-pass: a model of n <= K sends everything there, after the computation, whatever `overlap_comm` says.
-`allreduce_bucket` sends a flat copy, of k elements, but with a single rank. `allgather_bucket_size`
-takes no memory: `all_gather_into_tensor` writes to the weights' own buffer.
+pass: a model of n <= K sends everything then, after the computation, even with `overlap_comm`. With
+several ranks `allreduce_bucket` sends a flat copy, of k elements. `allgather_bucket_size` takes no
+memory: `all_gather_into_tensor` writes to the weights' own buffer.
 
-Stage 3 releases a parameter in the forward pass only where its next use is `max_reuse_distance`
-elements away (10^9 where it is left out), and the backward pass comes to what was d elements before
-the end after 2 d elements: min(n, distance / 2) stay gathered. `prefetch_bucket_size` elements and
-the one in use are gathered besides. Without `contiguous_gradients` the k gradients that wait to be
-sent stand by themselves at stages 2 and 3.
+Stage 3 releases a parameter in the forward pass only if its next use is `max_reuse_distance`
+elements away (10^9 where it is left out). The backward pass reaches what was d elements before the
+end after 2 d elements, so min(n, distance / 2) elements stay gathered. Besides them
+`prefetch_bucket_size` elements and the parameter in use are gathered. Without
+`contiguous_gradients` the k gradients that wait to be sent take memory of their own at stages 2
+and 3.
 
-At the update of stages 1 and 2 (buckets and activations are gone) the own part of the gradients
-stands twice in the model's precision and once in float32 (`get_flat_partition`, `flatten`, `.to`);
-stage 3 has a copy of a sub-group's and one in float32. At stage 0 LAMB writes the update next to
-the gradient.
+At the update of stages 1 and 2, when buckets and activations are freed, a rank's own part of the
+gradients exists twice in the model's precision and once in float32 (`get_flat_partition`,
+`flatten`, `.to`); at stage 3 that of a sub-group exists once in each. At stage 0 LAMB writes the
+update next to the gradient.
 
 Offload of the optimizer to the CPU moves float32 weights, moments and their gradient (4 + 8 + 4
-bytes) to the host; at stages 1 and 2 also the weights' way back (b) and a buffer of the largest
-parameter, which is on the GPU, too; at stage 2 with accumulation, and at stage 3, the gradients
-added up (a). Offload of parameters (stage 3) moves b n / r. What goes to NVMe is counted as the
-host's.
+bytes) to the host; at stages 1 and 2 also the weights on their way back (b) and a buffer of the
+largest parameter, which the GPU has too; at stage 2 with accumulation, and at stage 3, the summed
+gradients (a). Offload of parameters (stage 3) moves b n / r. What goes to NVMe is counted as host
+memory.
 
-Sent, by rank, as a ring does it:
+Sent by each rank, with ring algorithms:
 
-    stage 0   once an update 2 (r-1)/r c n: an all-reduce
-    stage 1   once an update 2 (r-1)/r c n: an all-reduce, and not a reduce-scatter, unless
+    stage 0   once per update 2 (r-1)/r c n: an all-reduce
+    stage 1   once per update 2 (r-1)/r c n: an all-reduce, and not a reduce-scatter, unless
               `use_multi_rank_bucket_allreduce` is off: (r-1)/r c n, a reduce to each owner;
               then (r-1)/r b n: the weights' all-gather
-    stage 2   the first in each micro batch, the second once an update
+    stage 2   the first in each micro batch, the second once per update
     stage 3   in each micro batch (r-1)/r c n (reduce-scatter), (r-1)/r b n (all-gather), and the
               latter once more for what was released in between
 """
@@ -68,14 +69,14 @@ _DTYPES = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}
 
 @dataclass(frozen=True)
 class Zero:
-    """What a phase's DeepSpeed JSON says that decides memory and traffic, defaults filled in."""
+    """Settings of a phase's DeepSpeed JSON that decide memory and traffic, with defaults."""
 
     stage: int
     """Stage of ZeRO."""
     element_bytes: int
     """b, bytes of an element of the weights."""
     gradient_bytes: int
-    """a, bytes of an element of the gradients that are added up."""
+    """a, bytes of an element of the summed gradients."""
     sent_bytes: int
     """c, bytes of an element that is sent."""
     bucket: int
@@ -83,9 +84,9 @@ class Zero:
     is_contiguous: bool
     """`contiguous_gradients`."""
     is_overlapping: bool
-    """`overlap_comm`; where it is left out, stage 3 alone has it."""
+    """`overlap_comm`; by default only stage 3 overlaps."""
     is_sent_once: bool
-    """Whether each part of the gradients goes to its owner alone."""
+    """Whether each part of the gradients is sent to its owner only."""
     is_optimizer_offloaded: bool
     """Whether the optimizer is on the host."""
     are_parameters_offloaded: bool
@@ -99,7 +100,7 @@ class Zero:
 
     @classmethod
     def of(cls, phase: PhaseConfig) -> Zero:
-        """Read what a phase's JSON says of ZeRO."""
+        """Read the settings of a phase."""
         stage = phase.deepspeed.zero_stage
         element = ELEMENT_BYTES[phase.deepspeed.precision]
         deepspeed = phase.deepspeed.raw
@@ -129,36 +130,36 @@ class Zero:
 
 @dataclass(frozen=True)
 class ZeroMemory:
-    """Bytes that a rank keeps, apart from what a micro batch takes."""
+    """Bytes that a rank keeps, besides those of a micro batch."""
 
     weights: int
     """Weights in the model's precision."""
     gradients: int
-    """Gradients added up over the micro batches."""
+    """Gradients, summed over the micro batches."""
     optimizer: int
     """Float32 weights and moments."""
     buffers: int
-    """Buckets, and what is sent out of them during a backward pass."""
+    """Buckets, and the copies that are sent from them during a backward pass."""
     exchange: int
-    """More while gradients are exchanged after the last backward pass; may be negative, since
-    gradients move to the buckets."""
+    """Additional bytes while gradients are exchanged after the last backward pass; may be negative,
+    since gradients move to the buckets."""
     update: int
-    """More while the optimizer steps; may be negative, since buckets are gone."""
+    """Additional bytes while the optimizer steps; may be negative, since buckets are freed."""
     host: int
-    """On its host, under offload."""
+    """Bytes on the rank's host, under offload."""
 
 
 def zero_memory(
     zero: Zero, parameters: int, largest: int, ranks: int, accumulation: int
 ) -> ZeroMemory:
-    """Return the module's table in bytes.
+    """Return the bytes of the module's first table.
 
     Args:
-        zero: what the JSON says.
+        zero: settings of ZeRO.
         parameters: n.
         largest: elements of the largest parameter.
         ranks: r.
-        accumulation: micro batches an update.
+        accumulation: micro batches per update.
     """
     model = _Model(zero, parameters, largest, ranks, accumulation)
     return ZeroMemory(
@@ -174,13 +175,18 @@ def zero_memory(
 
 @dataclass(frozen=True)
 class _Model:
-    """A model on a number of ranks; see `zero_memory`."""
+    """A model on a number of ranks."""
 
     zero: Zero
+    """Settings of ZeRO."""
     parameters: int
+    """n."""
     largest: int
+    """Elements of the largest parameter."""
     ranks: int
+    """r."""
     accumulation: int
+    """Micro batches per update."""
 
     @property
     def own(self) -> int:
@@ -209,7 +215,7 @@ class _Model:
 
     @property
     def gathered_bytes(self) -> int:
-        """Bytes of the weights that stage 3 has gathered besides its shards, at most."""
+        """Most bytes of the weights that stage 3 has gathered besides its shards."""
         if self.zero.stage < 3:
             return 0
         kept = min(self.parameters, self.zero.reuse_distance // 2)
@@ -232,7 +238,7 @@ def _gradients(model: _Model) -> int:
 
 
 def _optimizer(model: _Model) -> int:
-    """Float32 weights and two moments; at stage 0 the weights themselves are float32."""
+    """Count float32 weights and two moments; at stage 0 the weights themselves are float32."""
     if model.zero.stage == 0:
         return 2 * FLOAT32 * model.parameters
     return 0 if model.zero.is_optimizer_offloaded else 3 * FLOAT32 * model.own
@@ -256,7 +262,7 @@ def _exchange(model: _Model) -> int:
     zero = model.zero
     copied = 0 if model.sends_in_backward else model.copy_bytes
     own = zero.element_bytes * model.own if zero.stage in (1, 2) else 0
-    # at stage 1 gradients have moved to the bucket
+    # At stage 1 the gradients have moved to the bucket.
     moved = model.in_bucket * zero.gradient_bytes if zero.stage == 1 and zero.is_contiguous else 0
     return copied + own - moved
 
@@ -291,22 +297,22 @@ class Traffic:
     """Bytes that a rank sends."""
 
     gradients: int
-    """Gradients, each time that they are exchanged."""
+    """Gradients, per exchange."""
     is_each_micro_batch: bool
-    """Whether that is in each micro batch, or once an update."""
+    """Whether they are exchanged in each micro batch, or once per update."""
     weights: int
-    """What stages 1 and 2 gather once an update."""
+    """Weights that stages 1 and 2 gather once per update."""
     gathered: int
-    """What stage 3 gathers in each micro batch."""
+    """Weights that stage 3 gathers in each micro batch."""
     last_share: float
-    """Share of the gradients that is sent when the backward pass is over."""
+    """Fraction of the gradients that is sent after the backward pass."""
 
 
 def zero_traffic(zero: Zero, parameters: int, ranks: int) -> Traffic:
-    """Return the module's second table in bytes.
+    """Return the bytes of the module's second table.
 
     Args:
-        zero: what the JSON says.
+        zero: settings of ZeRO.
         parameters: n.
         ranks: r.
     """
@@ -324,7 +330,7 @@ def zero_traffic(zero: Zero, parameters: int, ranks: int) -> Traffic:
 
 
 def _elements(section: dict[str, Any], key: str, default: float) -> int:
-    """Return a number of elements; stage 3's keys have a longer name, too."""
+    """Return a number of elements; stage 3's keys have a longer name as well."""
     value = section.get(key, section.get(f"stage3_{key}", default))
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return int(value if is_number else default)
