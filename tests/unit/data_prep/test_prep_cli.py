@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from data_prep.cli import main
-from data_prep.commands.arguments import size
 
 Prepare = Callable[..., list[Path]]
 
@@ -108,18 +107,6 @@ def test_the_package_imports_neither_torch_nor_bert_ds_and_help_imports_no_numpy
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_sizes_are_written_with_units(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = {"512M": 512 << 20, "4G": 4 << 30, "1.5GiB": 3 << 29, "2KB": 2048, "77": 77}
-    assert {text: size(text) for text in sizes} == sizes
-    for wrong in ("much", "inf", "G", "5X"):
-        with pytest.raises(SystemExit):
-            main(["shards", "--memory-per-worker", wrong])
-        assert f"{wrong!r} is no size such as 512M or 4G" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["bench", "a.txt", "--json", "/nowhere/at/all.json"])
-    assert "there is no folder /nowhere/at" in capsys.readouterr().err
 
 
 def test_bench_prints_and_writes_what_it_measured(
