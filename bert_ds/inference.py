@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 from tokenizers import BertWordPieceTokenizer
 
+from bert_ds.batch import NO_PAIR_LABEL, PretrainingBatch
 from bert_ds.checkpoint.content import Checkpoint, check_files, load_checkpoint, load_weights
 from bert_ds.checkpoint.pointers import best as best_checkpoint
 from bert_ds.checkpoint.store import newest_checkpoint
 from bert_ds.errors import CheckpointError, DataError
 from bert_ds.model.families import PretrainingModel, family_of, family_of_folder
+from bert_ds.model.family import Family
 from bert_ds.model.hf_tokenizer import read_tokenizer
 from bert_ds.train.run_folder import RunFolder, open_run
 
@@ -31,6 +33,11 @@ class TrainedModel:
     """Whether text is lowercased before it is cut into pieces."""
     strip_accents: bool
     """Whether accents are stripped before text is cut into pieces."""
+
+    @property
+    def family(self) -> Family:
+        """The family of the network, which exports it."""
+        return family_of(self.model.config)
 
     def tokenizer(self) -> BertWordPieceTokenizer:
         """Return the tokenizer that the training data was made with."""
@@ -153,9 +160,16 @@ def fill_mask(usable: UsableModel, text: str, top_k: int) -> list[list[Guess]]:
     if len(encoded.ids) > longest:
         raise DataError(f"the text has {len(encoded.ids)} pieces, the model takes {longest}")
     input_ids = torch.tensor([encoded.ids])
-    is_real = torch.ones_like(input_ids, dtype=torch.bool)
-    states = usable.model.encode_padded(input_ids, torch.zeros_like(input_ids), is_real)[0]
-    scores = usable.model.score_vocabulary(states[positions])[:, : usable.model.vocab_size]
+    batch = PretrainingBatch(
+        input_ids=input_ids,
+        token_type_ids=torch.zeros_like(input_ids),
+        attention_mask=torch.ones_like(input_ids, dtype=torch.bool),
+        masked_lm_positions=torch.tensor(positions),
+        masked_lm_ids=input_ids[0, positions],
+        next_sentence_label=torch.tensor([NO_PAIR_LABEL]),
+    )
+    states = usable.model.encode(batch).tokens[positions]
+    scores = usable.model.score_vocabulary(states)[:, : usable.model.vocab_size]
     best = scores.float().softmax(dim=-1).topk(min(top_k, scores.shape[-1]))
     return [
         [Guess(tokenizer.id_to_token(piece), p) for piece, p in zip(ids, values, strict=True)]

@@ -1,7 +1,6 @@
 """Words that readers would have to guess at: plainer ones are in use for what they mean.
 
-Documents, code, comments and messages are searched alike. `ALLOWED` says how many are left in each
-top-level folder or file; the numbers may fall and never rise.
+Documents, code, comments and messages are searched alike.
 """
 
 from __future__ import annotations
@@ -24,16 +23,15 @@ PLAINER = {
     r"hear(s|d)?": "learn, receive",
     r"mend(s|ed|ing)?": "repair",
     r"meeting": "rendezvous",
-    r"tell(s|ing)?|told": "log, report, raise, send",
+    r"(?<!\.)tell(s|ing)?|told": "log, report, raise, send",
     r"whereupon": "and then",
     r"whoever": "the process that, the one who",
 }
 """Patterns of whole words, and what to write instead."""
-ALLOWED = {
-    "CHANGELOG.md": 0, "CONTRIBUTING.md": 0, "README.md": 0, "Makefile": 0, "pyproject.toml": 0,
-    ".ci": 0, ".github": 0, "bert_ds": 190, "data_prep": 26, "docs": 0, "ds_configs": 0,
-    "launchers": 0, "tests": 151,
-}  # fmt: skip
+SEARCHED = (
+    "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "Makefile", "pyproject.toml", ".ci", ".github",
+    "bert_ds", "data_prep", "docs", "ds_configs", "launchers", "tests",
+)  # fmt: skip
 
 
 def texts(top: str) -> list[Path]:
@@ -44,7 +42,7 @@ def texts(top: str) -> list[Path]:
     return [path for path in is_text if path != Path(__file__)]
 
 
-@pytest.mark.parametrize("top", ALLOWED)
+@pytest.mark.parametrize("top", SEARCHED)
 def test_text_is_plain(top: str) -> None:
     places = []
     for path in texts(top):
@@ -53,4 +51,4 @@ def test_text_is_plain(top: str) -> None:
                 for word in re.finditer(rf"\b({pattern})\b", line, re.IGNORECASE):
                     place = f"{path.relative_to(ROOT)}:{number}"
                     places.append(f"{place}: '{word[0]}'; write: {plainer}")
-    assert len(places) <= ALLOWED[top], "\n".join(places)
+    assert not places, "\n".join(places)
