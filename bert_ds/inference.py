@@ -119,13 +119,14 @@ def load_usable(path: Path, which: str = "latest") -> UsableModel:
         trained = load_trained(path, which)
         return UsableModel(trained.model, trained.tokenizer())
     imported, cut = family_of_folder(path).import_hf(path), read_tokenizer(path)
-    missing = [name for name in imported.missing if name.startswith("cls.predictions.")]
+    model = family_of(imported.config).build(imported.config)
+    scorers = set(model.parameters_of_heads({"vocabulary"}))
+    missing = [name for name in imported.missing if name in scorers]
     if missing:
         raise CheckpointError(
             f"{path} has no masked language model's head ({missing[0]} is missing); take a folder "
             "of BertForPreTraining or BertForMaskedLM"
         )
-    model = family_of(imported.config).build(imported.config)
     model.load_state_dict(imported.weights, strict=False)  # the pooler may be missing
     tokenizer = BertWordPieceTokenizer(
         {piece: index for index, piece in enumerate(cut.pieces)},
