@@ -1,4 +1,4 @@
-"""Where training stands: the counters that checkpoints keep and logs show."""
+"""The state of training: counters that checkpoints keep and logs show."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class TrainState:
     global_step: int = 0
     """Applied updates; the schedule is a function of it."""
     skipped_steps: int = 0
-    """Updates skipped since a gradient was not finite. Their rows are consumed."""
+    """Updates skipped because a gradient was not finite; their rows are consumed."""
     samples_seen: int = 0
-    """Rows consumed, all ranks; the position in the data."""
+    """Rows consumed, all ranks: the position in the stream of rows."""
     tokens_seen: int = 0
     """Real tokens consumed, all ranks."""
 
