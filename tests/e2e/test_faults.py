@@ -78,7 +78,7 @@ def test_the_end_of_its_time_stops_a_run_with_its_state(
     assert int(saved[-8:]) == num_rows(output) > 0
     wrong = run(*command, "soon")
     assert wrong.returncode == 2
-    assert "'soon' is no time; write 90m, 3h50m or 3600" in wrong.stderr
+    assert "'soon' is no duration; write 90m, 3h50m or 3600" in wrong.stderr
 
 
 @pytest.mark.long
