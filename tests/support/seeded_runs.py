@@ -11,7 +11,7 @@ weights and moments of the last checkpoint.
 
 Floating-point results depend on the processor and on torch, so the file holds digests for each
 environment that recorded some. On another one, and where the file says nothing, compare with a
-commit: its checkout runs the same commands on this machine. Takes about six minutes a side on 2
+commit: its checkout runs the same commands on this machine. Takes about fifteen minutes a side on 2
 cores.
 """
 
