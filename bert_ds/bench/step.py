@@ -15,7 +15,7 @@ import os
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module, metadata
@@ -241,13 +241,7 @@ def bench_step(
     agreement = _agreement(jobs, device) if options.compare else None
     init_process_group(world, device)
     turns = [_turn(name, each, device) for name, each in jobs.items()]
-    times: list[list[float]] = [[] for _ in jobs]
-    for number in range(options.repeats + 1):
-        order = list(range(len(jobs)))
-        for index in order if number % 2 else reversed(order):
-            seconds = turns[index]()
-            if number:
-                times[index].append(seconds)
+    times = _times_in_turns(turns, options.repeats)
     shutdown()
     num_rows, flops = len(job.rows), _flops(job)
     measurements = []
@@ -277,6 +271,18 @@ def bench_step(
         memory_ratio=peaks[0] / peaks[1] if options.compare else None,
         agreement=agreement,
     )
+
+
+def _times_in_turns(turns: Sequence[Callable[[], float]], repeats: int) -> list[list[float]]:
+    """Return the seconds of each turn, measured alternately after a first round to warm up."""
+    times: list[list[float]] = [[] for _ in turns]
+    for number in range(repeats + 1):
+        order = list(range(len(turns)))
+        for index in order if number % 2 else reversed(order):
+            seconds = turns[index]()
+            if number:
+                times[index].append(seconds)
+    return times
 
 
 def _job(config: RunConfig, data: Path, options: StepOptions, world: World) -> _Job:

@@ -309,7 +309,10 @@ def test_a_rank_with_fewer_packed_micro_batches_computes_empty_ones() -> None:
 
 def test_the_last_micro_batch_is_marked_and_no_maximum_is_reduced_where_all_have_as_many() -> None:
     engine = FakeEngine()
-    fail = lambda _: pytest.fail("not packed")  # noqa: E731
+
+    def fail(_: int) -> Any:
+        pytest.fail("not packed")
+
     run(engine, TrainState(), total_steps=2, all_reduce_max_async=fail)
     assert engine.last_flags == [False, True] * 2
 
